@@ -1,0 +1,48 @@
+"""What a benchmark leaves behind: one JSON row with the machine it ran on, and a table for people."""
+
+import datetime
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+
+RESULTS = pathlib.Path(__file__).parent / "results"
+
+
+def use_cores(count: int) -> None:
+    """Keeps this process and its children on `count` cores; call it before jax is imported (Linux only)."""
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:count])
+
+
+def machine() -> dict[str, object]:
+    """CPU, cores in use and versions."""
+    model = platform.processor()
+    info = pathlib.Path("/proc/cpuinfo")
+    if info.exists():
+        names = [line.split(":")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+        model = names[0] if names else model
+    return {
+        "cpu": model,
+        "cores": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+        "jax": importlib.metadata.version("jax"),
+        "octavo": importlib.metadata.version("octavo"),
+    }
+
+
+def write_row(name: str, row: dict[str, object], device: str = "cpu") -> pathlib.Path:
+    """Writes results/<device>/<name>.json, replacing the last run's."""
+    path = RESULTS / device / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    date = datetime.datetime.now(datetime.UTC).date().isoformat()
+    path.write_text(json.dumps({"benchmark": name, "date": date, **machine(), **row}, indent=2) + "\n")
+    return path
+
+
+def print_table(rows: list[tuple[str, ...]]) -> None:
+    """The first row is the head; columns after the first are right-aligned."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    for row in rows:
+        cells = [cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths))]
+        print("  ".join(cells))

@@ -1,0 +1,125 @@
+"""The engine's loop body: admit -> schedule -> pack -> run -> commit -> emit.
+
+Token ids in, token ids out: no text here. One thread calls `step`; `add` and `abort`
+may be called from any.
+"""
+
+import collections
+
+from octavo.configs.engine import EngineConfig
+from octavo.engine import startup
+from octavo.engine.errors import EngineDeadError, RequestError
+from octavo.engine.plan import Plan
+from octavo.engine.request import FinishReason, Request, TokenEvent
+from octavo.engine.step import Sampled
+from octavo.models_flax.checkpoint import Source
+
+
+class EngineCore:
+    """One model replica.
+
+    Args:
+      config: the engine's options.
+      progress: show bars while loading and compiling.
+      source: the model, where it is resolved already.
+      sampled_vocab_size: ids from here up have no string and are never drawn.
+
+    Raises:
+      ConfigError, LoadError: the engine cannot start with these options or this checkpoint.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        progress: bool = False,
+        source: Source | None = None,
+        sampled_vocab_size: int | None = None,
+    ) -> None:
+        parts = startup.start(
+            config,
+            busy=lambda: self.scheduler.num_waiting > 0,
+            progress=progress,
+            source=source,
+            sampled_vocab_size=sampled_vocab_size,
+        )
+        self.config = config
+        self.resolved = parts.resolved
+        self.model_config = parts.model_config
+        self.source = parts.source
+        self.default_sampling_params = parts.default_sampling_params
+        self.num_blocks = parts.num_blocks
+        self.scheduler = parts.scheduler
+        self.runner = parts.runner
+        self.max_depth = 2 if config.async_scheduling else 1
+        self.in_flight: collections.deque[tuple[Plan, Sampled]] = collections.deque()
+        self._inbox: collections.deque[Request | str] = collections.deque()
+        self._dead: BaseException | None = None
+        self.runner.start(wait_for_all=config.warmup == "full")
+
+    def add(self, request: Request) -> None:
+        """Queues a request.
+
+        Raises:
+          RequestError: it can never be served; nothing was queued.
+          EngineDeadError: the engine stopped.
+        """
+        self._check_alive()
+        self.scheduler.check(request)
+        self._inbox.append(request)
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request at the next step, at whatever stage; an unknown id is nothing."""
+        self._inbox.append(request_id)
+
+    def step(self) -> list[TokenEvent]:
+        """Launches the next step and commits an earlier one while it runs.
+
+        Raises:
+          EngineDeadError: the device or the loop failed; it and every later call.
+        """
+        self._check_alive()
+        try:
+            events = self._admit()
+            plan = self.scheduler.plan()
+            if plan is not None:
+                self.in_flight.append((plan, self.runner.launch(plan)))
+                self.scheduler.dispatched(plan)
+            if self.in_flight and (plan is None or len(self.in_flight) >= self.max_depth):
+                events += self._commit()
+            return events
+        except RequestError:
+            raise
+        except Exception as error:
+            self._dead = error
+            raise EngineDeadError(f"the engine stopped: {type(error).__name__}: {error}") from error
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether another `step` has something to do."""
+        return bool(self._inbox or self.in_flight or self.scheduler.has_unfinished)
+
+    def close(self) -> None:
+        """Drops what runs and frees the device. A second call does nothing."""
+        self.in_flight.clear()
+        self._inbox.clear()
+        self._dead = self._dead or RuntimeError("it was closed")
+        self.runner.close()
+
+    def _admit(self) -> list[TokenEvent]:
+        events: list[TokenEvent] = []
+        for _ in range(len(self._inbox)):
+            item = self._inbox.popleft()
+            if isinstance(item, Request):
+                self.scheduler.add(item)
+            else:
+                events += self.scheduler.abort(item, FinishReason.ABORT)
+        return events
+
+    def _commit(self) -> list[TokenEvent]:
+        plan, sampled = self.in_flight.popleft()
+        return self.scheduler.commit(plan, self.runner.fetch(sampled))
+
+    def _check_alive(self) -> None:
+        if self._dead is not None:
+            raise EngineDeadError(f"the engine stopped: {self._dead}") from self._dead

@@ -1,0 +1,204 @@
+"""From options to a loaded model, a scheduler and a runner: everything that happens once."""
+
+import dataclasses
+import functools
+import logging
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from octavo.configs import env
+from octavo.configs.engine import EngineConfig, ResolvedConfig
+from octavo.configs.errors import ConfigError
+from octavo.configs.model import ModelConfig
+from octavo.configs.scheduler import SchedulerConfig
+from octavo.engine import kv_memory
+from octavo.engine.buckets import Ladder, make_ladder
+from octavo.engine.kv_groups import KVGroups
+from octavo.engine.runner import Runner
+from octavo.engine.scheduler import Scheduler
+from octavo.engine.state import StateShape, empty_constrained, empty_slots
+from octavo.engine.step import StepConfig
+from octavo.engine.warmup import use_compilation_cache
+from octavo.models_flax.checkpoint import Source, load_model, resolve
+from octavo.models_flax.program import merge_model
+from octavo.pallas_kernels import ragged_paged_attention
+
+logger = logging.getLogger(__name__)
+
+SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens")
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineParts:
+    """What start-up hands to the core."""
+
+    resolved: ResolvedConfig
+    model_config: ModelConfig
+    source: Source
+    default_sampling_params: dict[str, Any]
+    scheduler: Scheduler
+    runner: Runner
+    num_blocks: int
+
+
+def start(
+    config: EngineConfig,
+    *,
+    busy: Callable[[], bool],
+    progress: bool,
+    source: Source | None = None,
+    sampled_vocab_size: int | None = None,
+) -> EngineParts:
+    """Loads the model and builds what serves it; the runner is not started yet.
+
+    Args:
+      config: the options.
+      busy: whether requests wait; background compilation holds back while they do.
+      progress: show bars.
+      source: the model, where it is resolved already.
+      sampled_vocab_size: ids from here up have no string and are never drawn; by default the model's vocabulary.
+    """
+    env.reserve_device_memory(config.gpu_memory_utilization)
+    cache_dir = _cache_dir(config)
+    use_compilation_cache(cache_dir)
+    source = source or resolve(config.model, revision=config.revision, load_format=config.load_format)
+    hf_config = {**source.config, **config.hf_overrides}
+    model_config = ModelConfig.from_hf(hf_config, source.generation_config)
+    device = jax.devices()[0]
+    resolved = config.resolve(device.platform, model_config.max_position_embeddings)
+    dtype = jnp.dtype(resolved.dtype)
+    definition, weights = load_model(
+        source,
+        model_config,
+        dtype=dtype,
+        load_format=config.load_format,
+        seed=config.seed,
+        device=device,
+        materialize_tied_head=device.platform == "cpu",
+        progress=progress,
+    )
+    merge = functools.partial(merge_model, definition)
+    layer_specs = jax.eval_shape(merge, weights).kv_specs
+    groups = tuple(dict.fromkeys(layer_specs))
+    if len(groups) != 1:
+        raise ConfigError(f"{model_config.architecture} needs {len(groups)} KV groups; one is supported")
+    width = -(-resolved.max_model_len // config.block_size)
+    vocab_size = model_config.vocab_size
+    shape = StateShape(
+        num_slots=resolved.max_num_seqs + 1,
+        max_model_len=resolved.max_model_len,
+        max_blocks=(width,) * len(groups),
+        vocab_size=vocab_size,
+        num_constrained=resolved.max_constrained_rows + 1,
+    )
+    attention = ragged_paged_attention.choose(config.attention_backend, device.platform)
+    step_config = StepConfig(
+        shape=shape,
+        groups=groups,
+        block_size=config.block_size,
+        tiling=attention.tiling,
+        attend=attention.attend,
+        sampled_vocab_size=min(sampled_vocab_size or vocab_size, vocab_size),
+        max_logprobs=min(config.max_logprobs, vocab_size),
+        lazy_sampling=device.platform == "cpu",
+    )
+    ladder = make_ladder(resolved.decode_rungs, resolved.token_rungs, resolved.platform)
+    make_runner = functools.partial(
+        Runner, merge, weights, layer_specs, step_config, kv_dtype=dtype, ladder=ladder, busy=busy, progress=progress
+    )
+    per_block = kv_memory.block_bytes(layer_specs, config.block_size, dtype)
+    num_blocks = config.num_gpu_blocks_override or kv_memory.solve(
+        _memory(config, model_config, resolved, weights, shape, make_runner, device, cache_dir),
+        per_block,
+        config.block_size,
+        resolved,
+    )
+    scheduler_config = SchedulerConfig(
+        max_num_seqs=resolved.max_num_seqs,
+        max_num_batched_tokens=resolved.max_num_batched_tokens,
+        max_model_len=resolved.max_model_len,
+        max_constrained_rows=resolved.max_constrained_rows,
+        policy=config.scheduling_policy,
+        enable_prefix_caching=config.enable_prefix_caching,
+        enable_chunked_prefill=config.enable_chunked_prefill,
+        seed=config.seed,
+        vocab_size=vocab_size,
+        max_logprobs=step_config.max_logprobs,
+    )
+    logger.info(
+        "%s on %s: %s, %d KV blocks of %d tokens (%.2f GiB), attention %r, %d programs",
+        model_config.architecture,
+        device.device_kind,
+        resolved.dtype,
+        num_blocks,
+        config.block_size,
+        num_blocks * per_block / kv_memory.GIB,
+        attention.name,
+        len(ladder.programs) + 2,
+    )
+    return EngineParts(
+        resolved=resolved,
+        model_config=model_config,
+        source=source,
+        default_sampling_params=_sampling_defaults(config, source.generation_config),
+        scheduler=Scheduler(scheduler_config, ladder, KVGroups([num_blocks], [config.block_size])),
+        runner=make_runner(num_blocks=num_blocks),
+        num_blocks=num_blocks,
+    )
+
+
+def _cache_dir(config: EngineConfig) -> pathlib.Path | None:
+    if config.compilation_cache_dir == "":
+        return None
+    if config.compilation_cache_dir is not None:
+        return pathlib.Path(config.compilation_cache_dir)
+    return env.cache_dir() / "programs"
+
+
+def _memory(
+    config: EngineConfig,
+    model_config: ModelConfig,
+    resolved: ResolvedConfig,
+    weights: tuple[jax.Array, ...],
+    shape: StateShape,
+    make_runner: Callable[..., Runner],
+    device: jax.Device,
+    cache_dir: pathlib.Path | None,
+) -> kv_memory.Memory:
+    """What there is and what is taken. Temporaries are those of the largest program, twice: steps overlap."""
+    state = jax.eval_shape(lambda: (empty_slots(shape), empty_constrained(shape)))
+
+    def measure() -> int:
+        runner = make_runner(num_blocks=kv_memory.ROUNDING)
+        analysis = runner.compile_step(_largest(runner.warm_up.ladder), kv_memory.ROUNDING).memory_analysis()
+        return int(analysis.temp_size_in_bytes) if analysis is not None else 0
+
+    temporaries = 0
+    if resolved.platform != "cpu":
+        key = (model_config, resolved, shape, config.block_size, config.attention_backend, jax.__version__)
+        temporaries = 2 * kv_memory.remembered_temporaries(cache_dir, (key, device.device_kind), measure)
+    return kv_memory.Memory(
+        usable=kv_memory.usable_bytes(device, config.gpu_memory_utilization),
+        weights=sum(w.nbytes for w in weights),
+        state=sum(int(np.prod(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(state)),
+        temporaries=temporaries,
+    )
+
+
+def _largest(ladder: Ladder) -> tuple[int, int, str]:
+    return ladder.coarse[0]
+
+
+def _sampling_defaults(config: EngineConfig, generation_config: dict[str, Any] | None) -> dict[str, Any]:
+    """What a request without parameters of its own gets: the model's generation_config.json, then the operator's."""
+    model = generation_config if config.generation_config == "auto" and generation_config else {}
+    merged = {**model, **config.override_generation_config}
+    defaults = {name: merged[name] for name in SAMPLING_DEFAULTS if merged.get(name) is not None}
+    if "max_new_tokens" in defaults:
+        defaults["max_tokens"] = defaults.pop("max_new_tokens")
+    return defaults

@@ -1,0 +1,128 @@
+"""Every Mosaic-GPU call that our kernels make: that API changes with each release of jax.
+
+Knows no op. Kernels are warp-specialised: a warpgroup (128 threads) is one "thread" here,
+`warpgroup()` tells which. What the interpreter lacks (a register operand of wgmma,
+`run_state`) has its detour here, so that kernels have one text.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+Barrier = plgpu.Barrier
+arrive = plgpu.barrier_arrive
+wait = plgpu.barrier_wait
+commit_smem = plgpu.commit_smem
+copy_in = plgpu.copy_gmem_to_smem
+copy_out = plgpu.copy_smem_to_gmem
+set_registers = plgpu.set_max_registers
+ds = pl.ds
+when = pl.when
+
+LOG2E = math.log2(math.e)
+ROWS = plgpu.Layout.WGMMA.reduce(1)  # one number per row of a matrix fragment
+COLUMNS = plgpu.Layout.WGMMA.reduce(0)
+MATRIX = plgpu.Layout.WGMMA
+
+
+def run(
+    body: Callable[..., None],
+    *operands: jax.Array,
+    out: Sequence[jax.ShapeDtypeStruct],
+    scratch: dict[str, Any],
+    grid: dict[str, int],
+    warpgroups: int,
+    interpret: bool,
+    name: str,
+) -> Any:
+    """Runs `body(*operands, *out, **scratch)` in every block of the grid."""
+    kernel = plgpu.kernel(
+        body,
+        out_type=list(out),
+        scratch_types=scratch,
+        grid=tuple(grid.values()),
+        grid_names=tuple(grid),
+        num_threads=warpgroups,
+        thread_name="warpgroup",
+        compiler_params=plgpu.CompilerParams(approx_math=True, reduction_scratch_bytes=0),
+        interpret=plgpu.InterpretGPUParams() if interpret else None,
+        kernel_name=name,
+    )
+    return kernel(*operands)
+
+
+def warpgroup() -> jax.Array:
+    return lax.axis_index("warpgroup")
+
+
+def tile(shape: tuple[int, ...], dtype: Any) -> Any:
+    """Shared memory in the swizzled form that wgmma reads; the last axis is a multiple of 64 (16-bit)."""
+    elements = 128 // jnp.dtype(dtype).itemsize
+    return plgpu.SMEM(
+        shape, dtype, transforms=(plgpu.TilingTransform((8, elements)), plgpu.SwizzleTransform(128))
+    )
+
+
+def plain(shape: tuple[int, ...], dtype: Any) -> Any:
+    """Shared memory in row-major order."""
+    return plgpu.SMEM(shape, dtype)
+
+
+def rows_full(rows: int, value: Any) -> jax.Array:
+    return plgpu.layout_cast(jnp.full((rows,), value, jnp.float32), ROWS)
+
+
+def matrix_full(shape: tuple[int, int], value: float) -> jax.Array:
+    return plgpu.layout_cast(jnp.full(shape, value, jnp.float32), MATRIX)
+
+
+def rows_load(ref: Any) -> jax.Array:
+    """A vector from global memory, one number per row."""
+    return plgpu.load(ref, layout=ROWS, optimized=False)
+
+
+def iota(shape: tuple[int, int], axis: int) -> jax.Array:
+    return plgpu.broadcasted_iota(jnp.int32, shape, axis, layout=MATRIX)
+
+
+def matmul(a: Any, b: Any, shape: tuple[int, int], before_wait: Callable[[], None] | None = None) -> jax.Array:
+    """f32 a @ b, both in shared memory."""
+
+    def body(acc: Any) -> jax.Array:
+        plgpu.wgmma(acc, a, b)
+        if before_wait is not None:
+            before_wait()
+        return acc[...]
+
+    return pl.run_scoped(body, plgpu.ACC(shape, jnp.float32))
+
+
+def accumulate(acc: jax.Array, p: jax.Array, b: Any, staging: Any | None) -> jax.Array:
+    """acc + p @ b, with p in registers; `staging` (interpreter only) is shared memory for p."""
+    if staging is not None:
+        staging[...] = p
+        plgpu.commit_smem()
+        return acc + matmul(staging, b, acc.shape)
+
+    def body(ref: Any) -> None:
+        plgpu.wgmma(ref, p, b)
+
+    return pl.run_state(body)(plgpu.ACC.init(acc))
+
+
+def zero_rows_from(ref: Any, first: jax.Array) -> None:
+    """Zeroes rows first … of a tile in shared memory, whatever they hold."""
+    values = plgpu.load(ref, layout=MATRIX, optimized=False)
+    row = plgpu.broadcasted_iota(jnp.int32, values.shape, 0, layout=MATRIX)
+    ref[...] = jnp.where(row < first, values, jnp.zeros_like(values))
+    plgpu.commit_smem()
+
+
+def store_done(reads_only: bool = False) -> None:
+    plgpu.wait_smem_to_gmem(0, wait_read_only=reads_only)

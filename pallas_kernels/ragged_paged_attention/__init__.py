@@ -1,0 +1,6 @@
+"""Ragged paged attention: `api` has the contract."""
+
+from octavo.pallas_kernels.ragged_paged_attention.api import AttentionPlan, CacheSpec, Tiling, cache_spec, prepare
+from octavo.pallas_kernels.ragged_paged_attention.dispatch import Implementation, choose
+
+__all__ = ["AttentionPlan", "CacheSpec", "Implementation", "Tiling", "cache_spec", "choose", "prepare"]

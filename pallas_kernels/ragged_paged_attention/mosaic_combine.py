@@ -1,0 +1,68 @@
+"""Merges the pieces of decode rows that were cut: a softmax over the pieces' log-sum-exps."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from octavo.pallas_kernels import mosaic
+from octavo.pallas_kernels.ragged_paged_attention.mosaic_decode import Shape
+from octavo.pallas_kernels.ragged_paged_attention.worklist import DecodeWork
+
+AT_ONCE = 8  # slots whose loads are in flight together
+
+
+def combine(out: Any, part: jax.Array, lse: jax.Array, work: DecodeWork, shape: Shape) -> None:
+    """Writes the rows that were cut into `out`; rows with nothing to combine stay as they are.
+
+    Args:
+      out: a reference to [T * N, H].
+      part: f32[slots * N, H], each piece's normalised result.
+      lse: f32[slots, K, 64], log2 of each piece's sum of exponentials.
+      work: from `plan_decode`.
+      shape: static sizes.
+    """
+
+    def body(part: Any, lse: Any, slots: Any, out: Any) -> None:
+        row, head = lax.axis_index("row"), lax.axis_index("head")
+        first, count = slots[row, 0], slots[row, 1]
+        kv_head = lax.div(head, jnp.int32(shape.group))
+        offset = lax.rem(row * shape.num_heads + kv_head * shape.group, jnp.int32(8))
+        member = offset + lax.rem(head, jnp.int32(shape.group))
+
+        def some(i: jax.Array, carry: Any) -> Any:
+            high, total, acc = carry
+            index = [jnp.minimum(i * AT_ONCE + j, count - 1) for j in range(AT_ONCE)]
+            real = [i * AT_ONCE + j < count for j in range(AT_ONCE)]
+            sums = [lse[first + j, kv_head, member] for j in index]
+            parts = [part[(first + j) * shape.num_heads + head] for j in index]
+            new_high = high
+            for s in sums:
+                new_high = jnp.maximum(new_high, s)
+            fade = jnp.exp2(high - new_high)
+            total, acc = total * fade, acc * fade
+            for here, s, p in zip(real, sums, parts, strict=True):
+                weight = jnp.where(here, jnp.exp2(s - new_high), 0.0)
+                total, acc = total + weight, acc + p * weight
+            return new_high, total, acc
+
+        @mosaic.when(count > 0)
+        def _() -> None:
+            carry = (jnp.float32(-1e30), jnp.float32(0.0), jnp.zeros((shape.head_size,), jnp.float32))
+            _, total, acc = lax.fori_loop(0, (count + AT_ONCE - 1) // AT_ONCE, some, carry)
+            out[row * shape.num_heads + head] = (acc / total).astype(out.dtype)
+
+    mosaic.run(
+        body,
+        part,
+        lse,
+        work.slots,
+        out,
+        out=(),
+        scratch={},
+        grid={"row": work.slots.shape[0], "head": shape.num_heads},
+        warpgroups=1,
+        interpret=shape.interpret,
+        name="paged_decode_combine",
+    )

@@ -1,0 +1,112 @@
+"""Cuts the decode rows of one step into pieces of KV and deals them to persistent workers.
+
+Plain `jnp`, on the device, once per step. A row's cuts depend on the row's own length and on
+static sizes only, so that its arithmetic is the same in any company; who works on a piece
+depends on all rows and changes no number. Knows no kernel.
+"""
+
+import dataclasses
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+PIECE_STEP = 64  # tokens: pieces begin and end at multiples of this (a row's last one at its end)
+MAX_PIECES = 32  # of one row, where many rows share the device
+OVERHEAD = 1  # what a piece costs besides its tokens, in steps
+
+
+@dataclasses.dataclass(frozen=True)
+class Workers:
+    """Static sizes of the plan.
+
+    Attributes:
+      lists: persistent workers, each with a list of its own.
+      kv_heads: K; a piece of a row is K items of work, one a head.
+      longest: tokens of a piece where other rows fill the device.
+      shortest: tokens of a piece where none do.
+    """
+
+    lists: int
+    kv_heads: int
+    longest: int = 1024
+    shortest: int = 64
+
+    def pieces(self, num_rows: int, max_len: int) -> int:
+        """Most pieces that a row of at most `max_len` tokens is cut into."""
+        busy = min(-(-max_len // self.longest), MAX_PIECES)
+        return min(max(self.wanted(num_rows), busy), -(-max_len // self.shortest))
+
+    def wanted(self, num_rows: int) -> int:
+        """Pieces of a row that fill the device when all rows are equally long."""
+        return max(1, self.lists // (num_rows * self.kv_heads))
+
+
+@flax.struct.dataclass
+class DecodeWork:
+    """The pieces and who does them.
+
+    Attributes:
+      pieces: i32[E, 8], columns row, first token, end, slot of the partial result (-1: the
+        piece is the whole row), length of the row, piece number; the rest unused.
+      first: i32[lists + 1]; list w does items first[w] … first[w + 1] - 1; item i is head i % K of piece i // K.
+      slots: i32[R, 2], a row's first slot and number of slots (0: nothing to combine).
+      num_slots: static, slots that exist.
+    """
+
+    pieces: jax.Array
+    first: jax.Array
+    slots: jax.Array
+    num_slots: int = flax.struct.field(pytree_node=False)
+
+
+def plan_decode(lengths: jax.Array, max_len: int, workers: Workers) -> DecodeWork:
+    """Plans rows of one token each.
+
+    Args:
+      lengths: i32[R], tokens of KV of each row; 0 for a row that is not a decode row.
+      max_len: tokens a row can have (static).
+      workers: static sizes.
+    """
+    num_rows = lengths.shape[0]
+    most = workers.pieces(num_rows, max_len)
+    wanted = workers.wanted(num_rows)
+
+    def share(parts: int) -> jax.Array:
+        return -(-lengths // (parts * PIECE_STEP)) * PIECE_STEP
+
+    size = jnp.clip(share(wanted), workers.shortest, workers.longest)
+    size = jnp.maximum(size, share(most))
+    count = -(-lengths // size)
+    ends = jnp.cumsum(count, dtype=jnp.int32)
+    piece = jnp.arange(num_rows * most, dtype=jnp.int32)
+    row = jnp.minimum(jnp.searchsorted(ends, piece, side="right").astype(jnp.int32), num_rows - 1)
+    part = piece - (ends - count)[row]
+    real = piece < ends[-1]
+    start = part * size[row]
+    end = jnp.where(real, jnp.minimum(start + size[row], lengths[row]), start)
+
+    cut = jnp.where(count > 1, count, 0)
+    first_slot = jnp.cumsum(cut, dtype=jnp.int32) - cut
+    slot = jnp.where(cut[row] > 0, first_slot[row] + part, -1)
+    zero = jnp.zeros_like(row)
+    pieces = jnp.stack([row, start, end, slot, lengths[row], part, zero, zero], axis=1)
+    cost = jnp.where(real, -(-(end - start) // PIECE_STEP) + OVERHEAD, 0)
+    return DecodeWork(
+        pieces=pieces,
+        first=_deal(cost, ends[-1], workers),
+        slots=jnp.stack([first_slot, cut], axis=1),
+        num_slots=num_rows * most if most > 1 else 0,
+    )
+
+
+def _deal(cost: jax.Array, num_pieces: jax.Array, workers: Workers) -> jax.Array:
+    """Gives each list a run of items whose middles lie in its share of the whole cost."""
+    heads, lists = workers.kv_heads, workers.lists
+    before = (jnp.cumsum(cost, dtype=jnp.int32) - cost) * heads
+    middle = 2 * before[:, None] + (2 * jnp.arange(heads, dtype=jnp.int32)[None, :] + 1) * cost[:, None]  # in halves
+    total = 2 * jnp.sum(cost, dtype=jnp.int32) * heads
+    w = jnp.arange(lists + 1, dtype=jnp.int32)
+    target = total // lists * w + total % lists * w // lists  # total * w may not fit
+    first = jnp.searchsorted(middle.reshape(-1), target, side="left").astype(jnp.int32)
+    return jnp.minimum(first, num_pieces * heads)

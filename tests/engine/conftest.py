@@ -1,0 +1,58 @@
+"""Tiny engines: a checkpoint on disk, a ladder of a few programs, everything compiled before the test."""
+
+import pathlib
+
+import pytest
+
+from octavo.configs.engine import EngineConfig
+from octavo.engine.core import EngineCore
+from tests.references.tiny_models import BY_NAME, write_checkpoint
+
+SMALL = {
+    "dtype": "float32",
+    "max_model_len": 256,
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 48,
+    "num_gpu_blocks_override": 128,
+    "decode_rungs": (4,),
+    "token_rungs": (48,),
+    "warmup": "full",
+    "max_logprobs": 5,
+}
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory):
+    """A function from the name of a tiny model to its directory."""
+    written: dict[str, pathlib.Path] = {}
+
+    def get(name: str = "llama-gqa") -> pathlib.Path:
+        if name not in written:
+            written[name] = tmp_path_factory.mktemp("checkpoints") / name
+            write_checkpoint(BY_NAME[name], written[name])
+        return written[name]
+
+    return get
+
+
+@pytest.fixture
+def make_core(checkpoint):
+    """A function that starts an engine core on a tiny model; all are closed at the end."""
+    cores = []
+
+    def make(model: str = "llama-gqa", **options) -> EngineCore:
+        core = EngineCore(EngineConfig(model=str(checkpoint(model)), **(SMALL | options)))
+        cores.append(core)
+        return core
+
+    yield make
+    for core in cores:
+        core.close()
+
+
+@pytest.fixture(scope="module")
+def shared_core(checkpoint):
+    """One engine for a module's tests; a test must leave it idle."""
+    core = EngineCore(EngineConfig(model=str(checkpoint()), **SMALL))
+    yield core
+    core.close()
