@@ -13,6 +13,7 @@ from octavo.configs.errors import ConfigError, LoadError
 
 ROPE_KINDS = ("default", "linear", "llama3", "yarn")
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
+MAX_LAYERS = 4096  # a count beyond it is damage or malice, and building such a model would take forever
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +31,7 @@ class RopeConfig:
       attention_factor: what cos and sin are multiplied with, where the checkpoint says so.
       truncate: yarn rounds its band outwards to whole dimensions.
       freq_factors: H / 2 divisors of the inverse frequencies; GGUF files carry llama3
-        scaling in this form. Used with kind default.
+        scaling in this form, with kind default.
     """
 
     theta: float = 10000.0
@@ -97,6 +98,8 @@ class ModelConfig:
         ):  # fmt: skip
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
+        if self.num_layers > MAX_LAYERS:
+            raise ConfigError(f"num_layers must be at most {MAX_LAYERS}, got {self.num_layers}")
         if self.num_heads % self.num_kv_heads:
             raise ConfigError(
                 f"num_attention_heads ({self.num_heads}) must be a multiple of "
@@ -262,6 +265,7 @@ def _rope(config: Mapping[str, Any], max_position: int) -> RopeConfig:
             original_max_position=original,
             low_freq_factor=_number(scaling, "low_freq_factor"),
             high_freq_factor=_number(scaling, "high_freq_factor"),
+            freq_factors=factors,
         )
     truncate = scaling.get("truncate")
     return RopeConfig(
@@ -275,6 +279,7 @@ def _rope(config: Mapping[str, Any], max_position: int) -> RopeConfig:
         mscale_all_dim=_number(scaling, "mscale_all_dim", None),
         attention_factor=_number(scaling, "attention_factor", None),
         truncate=True if truncate is None else bool(truncate),
+        freq_factors=factors,
     )
 
 

@@ -31,9 +31,10 @@ class Runner:
 
     Args:
       merge: makes the model from `weights`, inside a trace.
-      weights: the model's leaves, on the device.
+      weights: the model's leaves, on the device (their shapes are enough to compile).
       layer_specs: each layer's cache.
       step_config: static settings of every step.
+      placed: where state and batches live.
       kv_dtype: of the cache.
       ladder: the programs to have.
       num_blocks: per layer's KV group, the null block included.
@@ -48,6 +49,7 @@ class Runner:
         layer_specs: tuple[KVSpec, ...],
         step_config: StepConfig,
         *,
+        placed: jax.sharding.Sharding,
         kv_dtype: np.dtype,
         ladder: Ladder,
         num_blocks: int,
@@ -60,7 +62,7 @@ class Runner:
         self._layer_specs = layer_specs
         self._kv_dtype = kv_dtype
         self._num_blocks = num_blocks
-        self._placed = jax.sharding.SingleDeviceSharding(next(iter(weights[0].devices())))
+        self._placed = placed
         self.state: DeviceState | None = None  # made by start(), gone after close()
         self.num_device_calls = 0  # of steps; admissions are counted apart
         self.num_load_calls = 0

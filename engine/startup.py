@@ -109,7 +109,16 @@ def start(
     )
     ladder = make_ladder(resolved.decode_rungs, resolved.token_rungs, resolved.platform)
     make_runner = functools.partial(
-        Runner, merge, weights, layer_specs, step_config, kv_dtype=dtype, ladder=ladder, busy=busy, progress=progress
+        Runner,
+        merge,
+        weights,
+        layer_specs,
+        step_config,
+        placed=jax.sharding.SingleDeviceSharding(device),
+        kv_dtype=dtype,
+        ladder=ladder,
+        busy=busy,
+        progress=progress,
     )
     per_block = kv_memory.block_bytes(layer_specs, config.block_size, dtype)
     num_blocks = config.num_gpu_blocks_override or kv_memory.solve(

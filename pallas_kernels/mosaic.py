@@ -22,6 +22,7 @@ commit_smem = plgpu.commit_smem
 copy_in = plgpu.copy_gmem_to_smem
 copy_out = plgpu.copy_smem_to_gmem
 set_registers = plgpu.set_max_registers
+GMEM = plgpu.GMEM
 ds = pl.ds
 when = pl.when
 

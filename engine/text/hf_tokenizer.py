@@ -38,6 +38,11 @@ def tokenizer_from_directory(path: str | pathlib.Path) -> Tokenizer:
     return Tokenizer(backend, special_tokens=names, chat_templates=_chat_templates(folder, config))
 
 
+def has_tokenizer(folder: pathlib.Path) -> bool:
+    """Whether the directory holds a tokenizer in any form."""
+    return any((folder / name).is_file() for name in ("tokenizer.json", *OTHER_FORMS))
+
+
 def _read_pipeline(path: pathlib.Path) -> tokenizers.Tokenizer:
     try:
         return tokenizers.Tokenizer.from_file(str(path))

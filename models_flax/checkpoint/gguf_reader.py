@@ -57,7 +57,8 @@ class GGUFReader:
             values = raw.view(DTYPES[tensor.kind]).reshape(tensor.shape)
         else:
             values = _unpack(raw, tensor.kind, dtype).reshape(tensor.shape)
-        heads = self._interleaved.get(name.split(".")[-2])
+        module = name.rpartition(".")[0].rpartition(".")[2]
+        heads = self._interleaved.get(module)
         return values if heads is None else _halves(values, heads, name)
 
 

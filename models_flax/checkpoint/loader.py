@@ -152,14 +152,17 @@ def _assemble(
 
 def _dummy(seed: int, path: str, shape: tuple[int, ...], dtype: np.dtype, sharding: Sharding) -> jax.Array:
     """Depends on the parameter's name, not on which other parameters there are."""
-    name = jax.device_put(np.uint32(zlib.crc32(path.encode())), None if _meshed(sharding) else sharding)
-    return _uniform(name, seed, shape, dtype, sharding)
+    words = np.array([seed % 2**32, zlib.crc32(path.encode())], np.uint32)
+    return _uniform(jax.device_put(words, None if _meshed(sharding) else sharding), shape, dtype, sharding)
 
 
-@partial(jax.jit, static_argnums=(1, 2, 3, 4))
-def _uniform(name: jax.Array, seed: int, shape: tuple[int, ...], dtype: np.dtype, sharding: Sharding) -> jax.Array:
-    key = jax.random.fold_in(jax.random.key(seed), name)
-    return _placed(jax.random.uniform(key, shape, jnp.float32, -DUMMY_RANGE, DUMMY_RANGE).astype(dtype), sharding)
+@partial(jax.jit, static_argnums=(1, 2, 3))
+def _uniform(seed_and_name: jax.Array, shape: tuple[int, ...], dtype: np.dtype, sharding: Sharding) -> jax.Array:
+    """One program for each distinct shape."""
+    key = jax.random.fold_in(jax.random.key(seed_and_name[0]), seed_and_name[1])
+    # Drawn flat: a shape of four axes takes five times as long to compile.
+    drawn = jax.random.uniform(key, (math.prod(shape),), jnp.float32, -DUMMY_RANGE, DUMMY_RANGE)
+    return _placed(drawn.astype(dtype).reshape(shape), sharding)
 
 
 def _placed(x: jax.Array, sharding: Sharding) -> jax.Array:

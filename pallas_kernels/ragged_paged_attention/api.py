@@ -22,7 +22,13 @@ import jax.numpy as jnp
 
 from octavo.configs.cache import KVSpec
 from octavo.configs.errors import ConfigError
-from octavo.pallas_kernels.ragged_paged_attention.worklist import DecodeWork, Workers, plan_decode
+from octavo.pallas_kernels.ragged_paged_attention.worklist import (
+    DecodeWork,
+    PrefillWork,
+    Workers,
+    plan_decode,
+    plan_prefill,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +91,8 @@ class AttentionPlan:
       decode: tiles of one token each.
       prefill: tiles of up to `tiling.tile` tokens, or None in a decode-only step.
       tiling: static.
-      work: decode rows as a persistent work list, where `tiling.workers` asks for it.
+      decode_work, prefill_work: the same rows cut for persistent workers, where `tiling.workers` asks for it.
+      num_real: i32[1], tokens before the padding.
     """
 
     write_block: jax.Array
@@ -94,7 +101,9 @@ class AttentionPlan:
     decode: Tiles
     prefill: Tiles | None
     tiling: Tiling = flax.struct.field(pytree_node=False)
-    work: DecodeWork | None = None
+    decode_work: DecodeWork | None = None
+    prefill_work: PrefillWork | None = None
+    num_real: jax.Array | None = None
 
 
 def cache_spec(spec: KVSpec, num_blocks: int, block_size: int) -> CacheSpec:
@@ -172,10 +181,12 @@ def prepare(
         skipped = (tile - (ends - tile_counts)[tile_row]) * tiling.tile
         length = jnp.where(tile < ends[-1], jnp.clip(q_lens[tile_row] - skipped, 0, tiling.tile), 0)
         prefill = tiles(tile_row, skipped, length, tiling.prefill_group)
-    work = None
+    decode_work = prefill_work = None
     if tiling.workers is not None:
         lengths = jnp.where(is_decode & (q_lens > 0), kv_lens, 0)
-        work = plan_decode(lengths, block_tables.shape[1] * block_size, tiling.workers)
+        decode_work = plan_decode(lengths, block_tables.shape[1] * block_size, tiling.workers)
+        if num_tokens > num_rows:
+            prefill_work = plan_prefill(kv_lens, cu_q_lens, ~is_decode, num_tokens, causal)
     return AttentionPlan(
         write_block=jnp.where(real, block, 0),
         write_offset=jnp.where(real, position, token) % block_size,
@@ -183,7 +194,9 @@ def prepare(
         decode=decode,
         prefill=prefill,
         tiling=tiling,
-        work=work,
+        decode_work=decode_work,
+        prefill_work=prefill_work,
+        num_real=cu_q_lens[-1:],
     )
 
 

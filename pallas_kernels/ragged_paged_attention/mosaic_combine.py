@@ -17,7 +17,7 @@ def combine(out: Any, part: jax.Array, lse: jax.Array, work: DecodeWork, shape: 
     """Writes the rows that were cut into `out`; rows with nothing to combine stay as they are.
 
     Args:
-      out: a reference to [T * N, H].
+      out: a reference to [T, N, H].
       part: f32[slots * N, H], each piece's normalised result.
       lse: f32[slots, K, 64], log2 of each piece's sum of exponentials.
       work: from `plan_decode`.
@@ -51,7 +51,7 @@ def combine(out: Any, part: jax.Array, lse: jax.Array, work: DecodeWork, shape: 
         def _() -> None:
             carry = (jnp.float32(-1e30), jnp.float32(0.0), jnp.zeros((shape.head_size,), jnp.float32))
             _, total, acc = lax.fori_loop(0, (count + AT_ONCE - 1) // AT_ONCE, some, carry)
-            out[row * shape.num_heads + head] = (acc / total).astype(out.dtype)
+            out[row, head] = (acc / total).astype(out.dtype)
 
     mosaic.run(
         body,

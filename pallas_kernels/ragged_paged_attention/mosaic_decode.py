@@ -8,6 +8,7 @@ written out. Whole rows go to the output; pieces go to float32 slots that `combi
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -60,15 +61,17 @@ class Shape:
 
 
 def decode(
-    q: jax.Array, rows: jax.Array, tables: jax.Array, work: DecodeWork, sinks: jax.Array | None, shape: Shape
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Runs all items.
+    q: jax.Array, rows: jax.Array, tables: jax.Array, work: DecodeWork, num_real: jax.Array,
+    sinks: jax.Array | None, shape: Shape, num_tokens: int,
+) -> tuple[jax.Array, jax.Array, jax.Array]:  # fmt: skip
+    """Runs all items, and zeroes the padded tokens.
 
     Args:
       q: [T * N, H], padded so that every row's fetch ends inside.
       rows: the cache as [blocks * 2 * K * S, H].
       tables: i32[R, P].
       work: from `plan_decode`.
+      num_real: i32[1], tokens before the padding.
       sinks: f32[K, 64], a KV head's query heads at their offset in its tile, in units of log 2; or None.
 
     Returns:
@@ -90,12 +93,12 @@ def decode(
         "free": mosaic.Barrier(num_barriers=HALVES * STAGES),
         "staging": mosaic.tile((HALVES, ROWS, TILE), dtype) if shape.interpret else None,
     }
-    operands = [q, rows, tables, work.pieces, work.first] + ([] if sinks is None else [sinks])
+    operands = [q, rows, tables, work.pieces, work.first, num_real] + ([] if sinks is None else [sinks])
     return mosaic.run(
         _body(shape, bool(work.num_slots), sinks is not None),
         *operands,
         out=(
-            jax.ShapeDtypeStruct(q.shape, q.dtype),
+            jax.ShapeDtypeStruct((num_tokens * shape.num_heads, size), dtype),
             jax.ShapeDtypeStruct((slots * shape.num_heads, size), jnp.float32),
             jax.ShapeDtypeStruct((slots, k_heads, ROWS), jnp.float32),
         ),
@@ -129,8 +132,8 @@ class _Item:
 
 def _body(shape: Shape, split: bool, has_sinks: bool) -> Any:
     def body(*refs: Any, **scratch: Any) -> None:
-        q, rows, tables, pieces, first = refs[:5]
-        sinks = refs[5] if has_sinks else None
+        q, rows, tables, pieces, first, num_real = refs[:6]
+        sinks = refs[6] if has_sinks else None
         out, part_out, lse_out = refs[-3:]
         group = mosaic.warpgroup()
         half = lax.rem(group, jnp.int32(HALVES))
@@ -142,6 +145,8 @@ def _body(shape: Shape, split: bool, has_sinks: bool) -> Any:
         def _consumer() -> None:
             mosaic.set_registers(208, action="increase")
             _consume(shape, split, half, begin, end, q, pieces, sinks, out, part_out, lse_out, scratch)
+            _zero(shape, num_real[0] + worker, out, scratch["whole"].at[half])
+            mosaic.store_done()
 
         @mosaic.when(group >= HALVES)
         def _producer() -> None:
@@ -177,7 +182,10 @@ def _produce(
 
         return lax.fori_loop(item.first_tile, item.end_tile, one_tile, done)
 
-    lax.fori_loop(begin, end, one_item, jnp.int32(0))
+    done = lax.fori_loop(begin, end, one_item, jnp.int32(0))
+    for i in range(STAGES):  # every phase of a barrier is seen by who waits on it
+        stage = half * STAGES + i
+        mosaic.when(done > i)(functools.partial(mosaic.wait, scratch["free"].at[stage]))
 
 
 def _consume(
@@ -240,7 +248,27 @@ def _consume(
 
     mosaic.when(begin < end)(lambda: fetch_q(begin))
     lax.fori_loop(begin, end, one_item, jnp.int32(0))
-    mosaic.store_done()
+    mosaic.store_done(reads_only=True)
+
+
+def _zero(shape: Shape, first: jax.Array, out: Any, staged: Any) -> None:
+    """Zeroes every token from `first` on that is this worker's."""
+    workers = shape.blocks * HALVES
+    num_tokens = out.shape[0] // shape.num_heads
+    count = lax.div(jnp.maximum(num_tokens - first, 0) + (workers - 1), jnp.int32(workers))
+
+    @mosaic.when(count > 0)
+    def _() -> None:
+        staged[...] = jnp.zeros(staged.shape, out.dtype)
+        mosaic.commit_smem()
+
+    def one_token(i: jax.Array, _: Any) -> None:
+        for head in range(0, shape.num_heads, ROWS):
+            heads = min(ROWS, shape.num_heads - head)
+            to = out.at[mosaic.ds((first + i * workers) * shape.num_heads + head, heads)]
+            mosaic.copy_out(staged.at[mosaic.ds(0, heads)], to)
+
+    lax.fori_loop(0, count, one_token, None)
 
 
 def _store(

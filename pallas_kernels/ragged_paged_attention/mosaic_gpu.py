@@ -1,11 +1,9 @@
 """Ragged paged attention for Hopper in Mosaic GPU: decode rows, prefill rows, or both in one call.
 
-`supports` says which shapes; for the others `attend` raises NotImplementedError and the
-reference runs. Two kernels share the step: decode (mosaic_decode.py) and prefill
-(mosaic_prefill.py). Both only read the cache; the new keys and values are written before.
+Two kernels share a step, decode (mosaic_decode.py) and prefill (mosaic_prefill.py); a third
+merges decode rows that were cut (mosaic_combine.py). All of them only read the cache; the new keys
+and values are written before. What `supports` refuses is the reference's.
 """
-
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +12,26 @@ from octavo.pallas_kernels import mosaic
 from octavo.pallas_kernels.ragged_paged_attention.api import AttentionPlan
 from octavo.pallas_kernels.ragged_paged_attention.mosaic_combine import combine
 from octavo.pallas_kernels.ragged_paged_attention.mosaic_decode import ROWS, Shape, decode
+from octavo.pallas_kernels.ragged_paged_attention.mosaic_prefill import prefill
 
 BLOCK_SIZES = (16, 32, 64)
 HEAD_SIZES = (64, 128)
+DTYPES = ("bfloat16", "float16")
+
+
+def supports(
+    *, num_heads: int, num_kv_heads: int, head_size: int, block_size: int, dtype: str, kv_dtype: str
+) -> str | None:
+    """Why these shapes need another implementation, or None where they do not."""
+    if dtype not in DTYPES or kv_dtype != dtype:
+        return f"dtype must be one of {DTYPES} for queries and cache, got {dtype} and {kv_dtype}"
+    if head_size not in HEAD_SIZES:
+        return f"head size must be one of {HEAD_SIZES}, got {head_size}"
+    if block_size not in BLOCK_SIZES:
+        return f"block size must be one of {BLOCK_SIZES}, got {block_size}"
+    if num_heads % num_kv_heads or num_heads // num_kv_heads > 16:
+        return f"1 to 16 query heads per KV head, got {num_heads} / {num_kv_heads}"
+    return None
 
 
 def attend(
@@ -33,20 +48,69 @@ def attend(
     sinks: jax.Array | None = None,
     k_scale: jax.Array | float | None = None,
     v_scale: jax.Array | float | None = None,
+    blocks: int | None = None,
     interpret: bool = False,
-    blocks: int = 132,
 ) -> tuple[jax.Array, jax.Array]:
-    num_heads, head_size = q.shape[1:]
-    _, _, num_kv_heads, block_size, _ = cache.shape
-    shape = Shape(num_heads, num_kv_heads, head_size, block_size, scale, causal, window, soft_cap, blocks, interpret)
+    """Writes k and v into the cache, then attends; arguments and results as `reference.attend`.
+
+    Args:
+      blocks: of the persistent grid; by default half of the plan's lists, one a multiprocessor.
+      interpret: run in Pallas' interpreter, on any platform.
+
+    Raises:
+      NotImplementedError: shapes or options that these kernels lack.
+    """
+    num_tokens, num_heads, head_size = q.shape
+    num_kv_heads, block_size = cache.shape[2:4]
+    reason = supports(
+        num_heads=num_heads, num_kv_heads=num_kv_heads, head_size=head_size, block_size=block_size,
+        dtype=q.dtype.name, kv_dtype=cache.dtype.name,
+    )  # fmt: skip
+    if k_scale is not None or v_scale is not None:
+        reason = "key and value scales"
+    if sinks is not None and num_heads % 8:
+        reason = f"sinks need a multiple of 8 heads, got {num_heads}"
+    if plan.decode_work is None or plan.tiling.workers is None:
+        reason = "the plan has no work list: prepare it with Tiling(workers=...)"
+    if reason is not None or plan.decode_work is None or plan.tiling.workers is None:
+        raise NotImplementedError(f"mosaic_gpu attention: {reason}")
     if k is not None and v is not None:
         new = jnp.stack([k, v], axis=1).astype(cache.dtype)
         cache = cache.at[plan.write_block, :, :, plan.write_offset].set(new)
+    shape = Shape(
+        num_heads, num_kv_heads, head_size, block_size, scale, causal, window, soft_cap,
+        plan.tiling.workers.lists // 2 if blocks is None else blocks, interpret,
+    )  # fmt: skip
     rows = cache.reshape(-1, head_size)
-    flat = q.reshape(-1, head_size)
-    out, part, lse = decode(flat, rows, plan.block_tables, plan.work, None, shape)
-    if plan.work.num_slots:
-        ref = jax.new_ref(out, memory_space=mosaic.plgpu.GMEM)
-        combine(ref, part, lse, plan.work, shape)
+    flat = _padded(q.reshape(-1, head_size), shape.q_rows)
+    per_head = None if sinks is None else sinks.astype(jnp.float32) * mosaic.LOG2E
+    out, part, lse = decode(
+        flat, rows, plan.block_tables, plan.decode_work, plan.num_real, _sink_rows(per_head, shape), shape, num_tokens
+    )
+    combines = plan.decode_work.num_slots > 0
+    if combines or plan.prefill_work is not None:
+        ref = jax.new_ref(out.reshape(q.shape), memory_space=mosaic.GMEM)
+        if combines:
+            combine(ref, part, lse, plan.decode_work, shape)
+        if plan.prefill_work is not None:
+            wide = q if num_tokens % 8 == 0 and not interpret else jnp.pad(q, ((0, 128 - num_tokens % 8), (0, 0), (0, 0)))
+            prefill(ref, wide, rows, plan.block_tables, plan.prefill_work, per_head, shape)
         out = jax.freeze(ref)
     return out.reshape(q.shape), cache
+
+
+def _padded(q: jax.Array, fetched: int) -> jax.Array:
+    """q with rows added where the last item's fetch, which begins at a multiple of 8, would pass the end."""
+    if fetched == 8 and q.shape[0] % 8 == 0:
+        return q
+    return jnp.pad(q, ((0, fetched + -q.shape[0] % 8), (0, 0)))
+
+
+def _sink_rows(sinks: jax.Array | None, shape: Shape) -> jax.Array | None:
+    """f32[K, 64]: a KV head's query heads at the rows of its tile that they occupy."""
+    if sinks is None:
+        return None
+    head = jnp.arange(shape.num_heads, dtype=jnp.int32)
+    kv_head = head // shape.group
+    at = kv_head * shape.group % 8 + head % shape.group
+    return jnp.zeros((shape.num_kv_heads, ROWS), jnp.float32).at[kv_head, at].set(sinks)

@@ -1,4 +1,4 @@
-"""Cuts the decode rows of one step into pieces of KV and deals them to persistent workers.
+"""Cuts one step into work for persistent workers: decode rows into pieces of KV, prefill rows into tiles.
 
 Plain `jnp`, on the device, once per step. A row's cuts depend on the row's own length and on
 static sizes only, so that its arithmetic is the same in any company; who works on a piece
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 PIECE_STEP = 64  # tokens: pieces begin and end at multiples of this (a row's last one at its end)
 MAX_PIECES = 32  # of one row, where many rows share the device
+PREFILL_TILE = 128  # query tokens
 OVERHEAD = 1  # what a piece costs besides its tokens, in steps
 
 
@@ -110,3 +111,47 @@ def _deal(cost: jax.Array, num_pieces: jax.Array, workers: Workers) -> jax.Array
     target = total // lists * w + total % lists * w // lists  # total * w may not fit
     first = jnp.searchsorted(middle.reshape(-1), target, side="left").astype(jnp.int32)
     return jnp.minimum(first, num_pieces * heads)
+
+
+@flax.struct.dataclass
+class PrefillWork:
+    """Tiles of query tokens, the one that reaches most KV first.
+
+    Attributes:
+      tiles: i32[n, 8], columns row, first token / 8, the row's first token in the tile and the end of
+        its last, position of the tile's first token in the row (negative where the row begins later),
+        end of the KV that the tile reaches; the rest unused.
+      count: i32[1], tiles that are there; they come first.
+    """
+
+    tiles: jax.Array
+    count: jax.Array
+
+
+def plan_prefill(
+    kv_lens: jax.Array, cu_q_lens: jax.Array, is_prefill: jax.Array, num_tokens: int, causal: bool
+) -> PrefillWork:
+    """Tiles begin at multiples of eight on the token axis, so a row's first may begin before the row.
+
+    Args:
+      kv_lens: i32[R].
+      cu_q_lens: i32[R + 1].
+      is_prefill: bool[R].
+      num_tokens: T (static).
+      causal: static; otherwise every tile reaches its whole row.
+    """
+    num_rows = kv_lens.shape[0]
+    begin, end = cu_q_lens[:-1], cu_q_lens[1:]
+    aligned = begin // 8 * 8
+    counts = jnp.where(is_prefill & (end > begin), -(-(end - aligned) // PREFILL_TILE), 0)
+    ends = jnp.cumsum(counts, dtype=jnp.int32)
+    most = (num_tokens + num_rows * (PREFILL_TILE + 6)) // PREFILL_TILE
+    tile = jnp.arange(most, dtype=jnp.int32)
+    row = jnp.minimum(jnp.searchsorted(ends, tile, side="right").astype(jnp.int32), num_rows - 1)
+    token = aligned[row] + (tile - (ends - counts)[row]) * PREFILL_TILE
+    low, high = jnp.maximum(token, begin[row]), jnp.minimum(token + PREFILL_TILE, end[row])
+    position = kv_lens[row] - (end - begin)[row] + token - begin[row]
+    reach = position + high - token if causal else kv_lens[row]
+    reach = jnp.where(tile < ends[-1], reach, 0)
+    columns = jnp.stack([row, token // 8, low, high, position, reach, row, row], axis=1)
+    return PrefillWork(tiles=columns[jnp.argsort(-reach)], count=ends[-1:])

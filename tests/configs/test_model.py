@@ -162,6 +162,7 @@ def test_auto_map_is_refused_anywhere(nested: dict[str, Any]) -> None:
         ({"vocab_size": "320"}, "vocab_size must be an integer, got '320'"),
         ({"num_hidden_layers": True}, "num_hidden_layers must be an integer"),
         ({"num_hidden_layers": 0}, "num_layers must be positive"),
+        ({"num_hidden_layers": 2**32}, "num_layers must be at most 4096"),
         ({"num_key_value_heads": 3}, r"num_attention_heads \(4\) must be a multiple of num_key_value_heads \(3\)"),
         ({"head_dim": 15}, "head_dim must be even"),
         ({"hidden_size": 66}, "must be a multiple of num_attention_heads"),

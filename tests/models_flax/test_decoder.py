@@ -70,6 +70,7 @@ def test_layers_share_one_trace_and_caches_are_updated_in_place() -> None:
     compiled = jax.jit(step, donate_argnums=1).lower(leaves, caches).compile()
     assert traced == [CONFIG.head_dim**-0.5]
     memory = compiled.memory_analysis()
+    assert memory is not None
     assert memory.alias_size_in_bytes == size
     assert memory.temp_size_in_bytes < size / CONFIG.num_layers
     _, caches = compiled(leaves, caches)

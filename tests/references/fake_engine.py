@@ -2,6 +2,8 @@
 
 import collections
 
+import numpy as np
+
 from octavo.configs.scheduler import SchedulerConfig
 from octavo.engine.buckets import Ladder
 from octavo.engine.kv_groups import KVGroups
@@ -176,3 +178,21 @@ class FakeEngine:
             key = event.request_id, event.index
             assert not self.events[key] or self.events[key][-1].finish_reason is None, "an event after the last"
             self.events[key].append(event)
+
+
+BLOCK = 4
+
+
+def make(
+    blocks: int = 64, rows: int = 4, budget: int = 32, *, block_sizes: list[int] | None = None, **options: object
+) -> FakeEngine:
+    sizes = block_sizes or [BLOCK]
+    return FakeEngine(num_blocks=[blocks + 1] * len(sizes), block_sizes=sizes, rows=rows, budget=budget, **options)
+
+
+def tokens(n: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng(seed).integers(8, VOCAB, n).tolist()  # no EOS among them
+
+
+def long(max_tokens: int = 8, **params: object) -> dict:
+    return {"max_tokens": max_tokens, "ignore_eos": True, **params}

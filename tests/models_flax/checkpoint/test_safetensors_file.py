@@ -23,12 +23,20 @@ def write(path: pathlib.Path, header: Any, data: bytes = b"", length: int | None
     return path
 
 
+def vector(x: float) -> np.ndarray:
+    return np.array([x], np.float32)
+
+
 def entry(shape: Any, offsets: Any, dtype: Any = "F32") -> dict[str, Any]:
     return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
 
 
 def test_reads_what_was_written(tmp_path: pathlib.Path) -> None:
-    weights = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.float32([[7.5]]), "empty": np.zeros((0, 4))}
+    weights: dict[str, np.ndarray] = {
+        "a": np.arange(6, dtype=np.float32).reshape(2, 3),
+        "b": np.array([[7.5]], np.float32),
+        "empty": np.zeros((0, 4)),
+    }
     for stored in ("F32", "F16", "BF16"):
         write_safetensors(tmp_path / "x.safetensors", weights, stored)
         file = SafetensorsFile(tmp_path / "x.safetensors")
@@ -101,19 +109,19 @@ def value(folder: pathlib.Path, name: str) -> float:
 
 def test_only_the_index_assigns_tensors(tmp_path: pathlib.Path) -> None:
     """Neither a stray file of the usual name, nor a second copy in another shard, is used."""
-    write_safetensors(tmp_path / "one.safetensors", {"a": np.float32([1]), "b": np.float32([99]), "extra": np.zeros(2)})
-    write_safetensors(tmp_path / "two.safetensors", {"b": np.float32([2])})
-    write_safetensors(tmp_path / "model.safetensors", {"a": np.float32([77])})
-    write_safetensors(tmp_path / "consolidated.safetensors", {"a": np.float32([78]), "c": np.float32([3])})
+    write_safetensors(tmp_path / "one.safetensors", {"a": vector(1), "b": vector(99), "extra": np.zeros(2)})
+    write_safetensors(tmp_path / "two.safetensors", {"b": vector(2)})
+    write_safetensors(tmp_path / "model.safetensors", {"a": vector(77)})
+    write_safetensors(tmp_path / "consolidated.safetensors", {"a": vector(78), "c": vector(3)})
     index(tmp_path, {"a": "one.safetensors", "b": "two.safetensors"})
     assert set(SafetensorsReader(tmp_path).tensors) == {"a", "b"}
     assert (value(tmp_path, "a"), value(tmp_path, "b")) == (1.0, 2.0)
 
 
 def test_without_an_index_the_usual_file_is_used(tmp_path: pathlib.Path) -> None:
-    write_safetensors(tmp_path / "consolidated.safetensors", {"a": np.float32([78])})
+    write_safetensors(tmp_path / "consolidated.safetensors", {"a": vector(78)})
     assert value(tmp_path, "a") == 78.0
-    write_safetensors(tmp_path / "model.safetensors", {"a": np.float32([77])})
+    write_safetensors(tmp_path / "model.safetensors", {"a": vector(77)})
     assert value(tmp_path, "a") == 77.0
     (tmp_path / "model.safetensors").rename(tmp_path / "other.safetensors")
     with pytest.raises(LoadError, match=r"exactly one .* found: consolidated\.safetensors, other\.safetensors"):
@@ -121,14 +129,14 @@ def test_without_an_index_the_usual_file_is_used(tmp_path: pathlib.Path) -> None
 
 
 def test_a_missing_shard_is_named(tmp_path: pathlib.Path) -> None:
-    write_safetensors(tmp_path / "one.safetensors", {"a": np.float32([1])})
+    write_safetensors(tmp_path / "one.safetensors", {"a": vector(1)})
     index(tmp_path, {"a": "one.safetensors", "b": "model-00002-of-00002.safetensors"})
     with pytest.raises(LoadError, match=r"names model-00002-of-00002\.safetensors, which is not in"):
         SafetensorsReader(tmp_path)
 
 
 def test_a_tensor_that_its_shard_lacks_is_named(tmp_path: pathlib.Path) -> None:
-    write_safetensors(tmp_path / "one.safetensors", {"a": np.float32([1])})
+    write_safetensors(tmp_path / "one.safetensors", {"a": vector(1)})
     index(tmp_path, {"a": "one.safetensors", "b": "one.safetensors"})
     with pytest.raises(LoadError, match=r"b is in one\.safetensors, but it is not there"):
         SafetensorsReader(tmp_path)

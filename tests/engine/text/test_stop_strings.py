@@ -1,0 +1,59 @@
+"""Stop strings over cuts: the result depends on the text alone."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo.engine.text.stop_strings import StopStrings
+
+TEXT = st.text(alphabet="abA\n", max_size=30)
+STOPS = st.lists(st.text(alphabet="abA\n", min_size=1, max_size=5), max_size=3)
+
+
+def run(stops: list[str], pieces: list[str], include: bool = False) -> tuple[list[str], str | None]:
+    matcher = StopStrings(stops, include=include)
+    out = []
+    for piece in pieces:
+        text, stop = matcher.push(piece)
+        out.append(text)
+        if stop is not None:
+            return out, stop
+    return [*out, matcher.flush()], None
+
+
+def naive(stops: list[str], text: str, include: bool) -> tuple[str, str | None]:
+    """Character by character: the first end of a match, and of those the earliest start."""
+    for end in range(1, len(text) + 1):
+        matching = [stop for stop in stops if text[:end].endswith(stop)]
+        if matching:
+            stop = max(matching, key=len)
+            return text[: end if include else end - len(stop)], stop
+    return text, None
+
+
+@given(TEXT, STOPS, st.lists(st.integers(0, 30)), st.booleans())
+def test_every_cut_gives_the_same(text: str, stops: list[str], cuts: list[int], include: bool) -> None:
+    bounds = [0, *sorted({c for c in cuts if c < len(text)}), len(text)]
+    pieces = [text[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+    out, stop = run(stops, pieces, include)
+    assert ("".join(out), stop) == naive(stops, text, include)
+
+
+def test_nothing_of_a_stop_string_is_given_out() -> None:
+    """B001"""
+    out, stop = run(["Observation:"], ["A", "ObSer", " Observ", "ation", ": x"])
+    assert out == ["A", "ObSer", " ", "", ""]
+    assert stop == "Observation:"
+
+
+def test_held_text_comes_when_it_was_no_stop_string() -> None:
+    out, stop = run(["Observation:"], ["Obs", "tacle"])
+    assert out == ["", "Obstacle", ""]
+    assert stop is None
+    assert run(["ab"], ["a"]) == (["", "a"], None)
+
+
+def test_a_match_counts_only_where_it_may() -> None:
+    matcher = StopStrings(["ab"], include=False)
+    assert matcher.push("xab", may_stop=False) == ("xab", None)
+    assert matcher.push("ya", may_stop=False) == ("y", None)
+    assert matcher.push("b") == ("", "ab"), "it ends in text that counts"
