@@ -69,6 +69,7 @@ def measure(rows: int, steps: int) -> dict[str, list[float]]:
                 max_model_len=512,
                 max_num_seqs=rows,
                 max_num_batched_tokens=rows * 4,
+                num_gpu_blocks_override=1 + rows * 32,
                 decode_rungs=(rows,),
                 token_rungs=(rows * 4,),
                 warmup="full",

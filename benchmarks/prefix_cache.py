@@ -1,6 +1,6 @@
 """A 1,500-token prompt, twice: how much sooner the first token comes the second time. SmolLM2-135M on CPU.
 
-    python benchmarks/prefix_cache.py
+python -m benchmarks.prefix_cache
 """
 
 import argparse

@@ -42,7 +42,6 @@ def write_row(name: str, row: dict[str, object], device: str = "cpu") -> pathlib
 
 def print_table(rows: list[tuple[str, ...]]) -> None:
     """The first row is the head; columns after the first are right-aligned."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    for row in rows:
-        cells = [cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths))]
-        print("  ".join(cells))
+    first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
+    for name, *cells in rows:
+        print("  ".join([name.ljust(first), *(cell.rjust(width) for cell, width in zip(cells, others, strict=True))]))

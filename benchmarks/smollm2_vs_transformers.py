@@ -1,9 +1,9 @@
-"""SmolLM2-135M on CPU, float32, two threads: Octavo's single stream and 16 at once, against transformers' single stream.
+"""SmolLM2-135M on CPU, float32, two threads: Octavo alone and 16 at once, against transformers' single stream.
 
 Both run here, one after the other, on the same prompts with the same output lengths; EOS does not end anything, and
 warm-up does not count. transformers runs in the environment of the goldens:
 
-    python benchmarks/smollm2_vs_transformers.py --reference-python .venv-goldens/bin/python
+    python -m benchmarks.smollm2_vs_transformers --reference-python .cache/goldens/bin/python
 """
 
 import argparse
@@ -35,9 +35,15 @@ def smollm2_path() -> str:
 
 
 def run_transformers(python: str, prompts: list[list[int]], threads: int) -> dict:
-    script = pathlib.Path(__file__).with_name("transformers_baseline.py")
-    command = [python, str(script), "--prompts", json.dumps(prompts), "--output-length", str(OUTPUT_LENGTH)]
-    done = subprocess.run([*command, "--threads", str(threads)], check=True, capture_output=True, text=True)
+    options = ["--output-length", str(OUTPUT_LENGTH), "--threads", str(threads)]
+    done = subprocess.run(
+        [str(pathlib.Path(python).absolute()), "-m", "benchmarks.transformers_baseline", *options],
+        cwd=pathlib.Path(__file__).resolve().parents[1],
+        input=json.dumps(prompts),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
     return json.loads(done.stdout.splitlines()[-1])
 
 

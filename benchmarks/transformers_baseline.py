@@ -1,18 +1,16 @@
 """Speed of transformers' `generate` on torch for SmolLM2: single stream, float32, greedy. Prints one JSON object.
 
-Runs in the environment of the goldens (Python 3.11, torch on CPU); started by smollm2_vs_transformers.py.
+Prompts come on stdin as JSON, a list of lists of token ids. Runs in the environment of the goldens (Python 3.11,
+torch on CPU); started by smollm2_vs_transformers.py.
 """
 
 import argparse
 import json
-import pathlib
 import sys
 import time
 
 import torch
 import transformers
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from tests.goldens.torch_reference import load_smollm2
 
@@ -20,13 +18,12 @@ from tests.goldens.torch_reference import load_smollm2
 @torch.inference_mode()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--prompts", required=True, help="JSON: a list of lists of token ids")
     parser.add_argument("--output-length", type=int, required=True)
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     model, _ = load_smollm2()
-    prompts = json.loads(arguments.prompts)
+    prompts = json.load(sys.stdin)
     seconds, outputs = [], []
     for prompt in [prompts[0], *prompts]:  # the first run warms up and does not count
         ids = torch.tensor([prompt])

@@ -20,11 +20,13 @@ class Ladder:
     Attributes:
       programs: all of them, in the order in which they should be compiled.
       coarse: the first ones, which together can serve anything.
+      early: the next ones, which start-up waits for as well: what a single stream runs on.
       ready: those that exist by now; progressive warm-up adds to it (a new set each time).
     """
 
     programs: tuple[Program, ...]
     coarse: tuple[Program, ...]
+    early: tuple[Program, ...] = ()
     ready: frozenset[Program] = frozenset()
 
     @property
@@ -77,5 +79,7 @@ def make_ladder(decode_rungs: tuple[int, ...], token_rungs: tuple[int, ...], pla
         coarse += [(max_tokens, max_rows, LOGPROBS)]
     full = [(r, r, FULL) for r in full_rows] + [(t, max_rows, FULL) for t in full_tokens]
     # One stream and a full house first, then what lies between.
-    fine = [decode[0], mixed[0], decode[-1], mixed[-1], *full, *decode[1:-1], *mixed[1:-1]]
-    return Ladder(programs=tuple(dict.fromkeys(coarse + fine)), coarse=tuple(coarse))
+    early = [decode[0], mixed[0]]
+    fine = [decode[-1], mixed[-1], *full, *decode[1:-1], *mixed[1:-1]]
+    programs = tuple(dict.fromkeys(coarse + early + fine))
+    return Ladder(programs=programs, coarse=tuple(coarse), early=tuple(early))

@@ -10,7 +10,7 @@ from octavo.configs.engine import EngineConfig
 from octavo.engine import startup
 from octavo.engine.errors import EngineDeadError, RequestError
 from octavo.engine.plan import Plan
-from octavo.engine.request import FinishReason, Request, TokenEvent
+from octavo.engine.request import Request, TokenEvent
 from octavo.engine.step import Sampled
 from octavo.models_flax.checkpoint import Source
 
@@ -53,7 +53,7 @@ class EngineCore:
         self.runner = parts.runner
         self.max_depth = 2 if config.async_scheduling else 1
         self.in_flight: collections.deque[tuple[Plan, Sampled]] = collections.deque()
-        self._inbox: collections.deque[Request | str] = collections.deque()
+        self._inbox: collections.deque[Request | tuple[str, int | None]] = collections.deque()
         self._dead: BaseException | None = None
         self.runner.start(wait_for_all=config.warmup == "full")
 
@@ -68,9 +68,9 @@ class EngineCore:
         self.scheduler.check(request)
         self._inbox.append(request)
 
-    def abort(self, request_id: str) -> None:
-        """Ends a request at the next step, at whatever stage; an unknown id is nothing."""
-        self._inbox.append(request_id)
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        """Ends a request, or one sample of it, at the next step and at whatever stage; an unknown id is nothing."""
+        self._inbox.append((request_id, index))
 
     def step(self) -> list[TokenEvent]:
         """Launches the next step and commits an earlier one while it runs.
@@ -113,7 +113,7 @@ class EngineCore:
             if isinstance(item, Request):
                 self.scheduler.add(item)
             else:
-                events += self.scheduler.abort(item, FinishReason.ABORT)
+                events += self.scheduler.abort(*item)
         return events
 
     def _commit(self) -> list[TokenEvent]:

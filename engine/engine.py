@@ -183,8 +183,8 @@ class Engine:
     def step(self) -> tuple[list[Piece], list[RequestOutput]]:
         """Runs the engine one step: what is new, and the outputs that are complete now."""
         pieces, outputs, over = self._outputs.process(self.core.step())
-        for request_id in over:
-            self.core.abort(request_id)
+        for request_id, index in over:
+            self.core.abort(request_id, index)
         for piece in pieces:
             if piece.request_id in self._streams:
                 self._streams[piece.request_id].append(piece)

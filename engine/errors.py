@@ -1,11 +1,11 @@
 """The exception tree.
 
-    OctavoError                         configs/errors.py
-    ├── ConfigError(ValueError)         the engine cannot start with these options
-    │   └── KVCacheMemoryError          no room for the KV cache: needed and available are named
-    ├── LoadError(ValueError)           a checkpoint, tokenizer or template cannot be used
-    ├── RequestError(ValueError)        one request is wrong: field and limit named, nobody else hurt
-    └── EngineDeadError(RuntimeError)   the device or the loop failed; nothing more will come
+OctavoError                         configs/errors.py
+├── ConfigError(ValueError)         the engine cannot start with these options
+│   └── KVCacheMemoryError          no room for the KV cache: needed and available are named
+├── LoadError(ValueError)           a checkpoint, tokenizer or template cannot be used
+├── RequestError(ValueError)        one request is wrong: field and limit named, nobody else hurt
+└── EngineDeadError(RuntimeError)   the device or the loop failed; nothing more will come
 """
 
 from octavo.configs.errors import ConfigError, LoadError, OctavoError

@@ -25,6 +25,7 @@ from octavo.pallas_kernels.ragged_paged_attention.api import cache_spec
 logger = logging.getLogger(__name__)
 
 ROUNDING = 256  # blocks
+MARGIN = 64  # one part in so many stays free for what is small and uncounted: batches, results, fragments
 CPU_CACHE_LIMIT = 4 << 30  # bytes: a host has other work
 GIB = 1 << 30
 
@@ -41,7 +42,7 @@ class Memory:
     @property
     def left(self) -> int:
         """For KV blocks."""
-        return self.usable - self.weights - self.state - self.temporaries
+        return self.usable - self.usable // MARGIN - self.weights - self.state - self.temporaries
 
 
 def block_bytes(specs: tuple[KVSpec, ...], block_size: int, dtype: np.dtype) -> int:

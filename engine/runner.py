@@ -110,9 +110,9 @@ class Runner:
         """Waits for a launched step."""
         return to_host(sampled, self.config.max_logprobs)
 
-    def compile_step(self, program: Program, num_blocks: int | None = None) -> Compiled:
+    def compile_step(self, program: Program) -> Compiled:
         """Lowers and compiles one program, from the persistent cache where it is there."""
-        return self.lower_step(program, num_blocks).compile()
+        return self.lower_step(program).compile()
 
     def lower_step(self, program: Program, num_blocks: int | None = None) -> jax.stages.Lowered:
         """The program before compilation; `num_blocks` stands in for the runner's own (to measure temporaries)."""

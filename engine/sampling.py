@@ -6,6 +6,9 @@ logits, before any of these. A row's token depends on its logits, its settings a
 (seed, position) only, never on the row's place or its neighbours.
 """
 
+import dataclasses
+from collections.abc import Callable
+
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -106,7 +109,7 @@ def top_logits(logits: jax.Array, token: jax.Array, count: int) -> TopLogits:
 def count_tokens(constrained: Constrained, row: jax.Array, token: jax.Array, samples: jax.Array) -> Constrained:
     """Adds the tokens that this step drew to the penalties' counts."""
     row = jnp.where(samples, row, constrained.counts.shape[0])
-    return constrained.replace(counts=constrained.counts.at[row, token].add(1, mode="drop"))
+    return dataclasses.replace(constrained, counts=constrained.counts.at[row, token].add(1, mode="drop"))
 
 
 def _vocabulary(x: jax.Array) -> jax.Array:
@@ -175,9 +178,7 @@ def _truncate(hot: jax.Array, settings: SamplingState, lazy: bool) -> jax.Array:
     def top_p(hot: jax.Array) -> jax.Array:
         weight = jnp.exp(hot)
         wanted = settings.top_p[:, None] * weight.sum(axis=-1, keepdims=True)
-        kept = _at_least(
-            hot, lambda keep: jnp.sum(jnp.where(keep, weight, 0.0), axis=-1, keepdims=True) >= wanted
-        )
+        kept = _at_least(hot, lambda keep: jnp.sum(jnp.where(keep, weight, 0.0), axis=-1, keepdims=True) >= wanted)
         return jnp.where(settings.top_p[:, None] < 1, kept, hot)
 
     if lazy:
@@ -189,7 +190,7 @@ def _truncate(hot: jax.Array, settings: SamplingState, lazy: bool) -> jax.Array:
     return jnp.where(hot >= floor, hot, NEG_INF)
 
 
-def _at_least(x: jax.Array, enough) -> jax.Array:  # type: ignore[no-untyped-def]
+def _at_least(x: jax.Array, enough: Callable[[jax.Array], jax.Array]) -> jax.Array:
     """Keeps the entries >= t for the largest t whose kept entries are `enough`, else -inf.
 
     A bisection over the 32 bits of an order-preserving map from floats to integers,

@@ -106,13 +106,13 @@ class Scheduler:
         self._line.push(first)
         self._line.hold(first, others)
 
-    def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> list[TokenEvent]:
-        """Ends a request at whatever stage it is; one that is unknown or finished gives no events."""
-        family = list(self._requests.get(request_id, {}).values())
+    def abort(self, request_id: str, index: int | None = None) -> list[TokenEvent]:
+        """Ends a request, or one sample of it, at whatever stage; one that is unknown or finished gives no events."""
+        family = [seq for seq in self._requests.get(request_id, {}).values() if index in (None, seq.index)]
         for seq in family:
             self._finish(seq)
         self._drop_finished()
-        return [_last_event(seq, reason) for seq in family]
+        return [_last_event(seq, FinishReason.ABORT) for seq in family]
 
     def reset_prefix_cache(self) -> bool:
         """Forgets all cached prefixes; False, and nothing done, while a sequence runs."""

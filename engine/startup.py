@@ -184,7 +184,7 @@ def _memory(
 
     def measure() -> int:
         runner = make_runner(num_blocks=kv_memory.ROUNDING)
-        analysis = runner.compile_step(_largest(runner.warm_up.ladder), kv_memory.ROUNDING).memory_analysis()
+        analysis = runner.lower_step(_largest(runner.warm_up.ladder), kv_memory.ROUNDING).compile().memory_analysis()
         return int(analysis.temp_size_in_bytes) if analysis is not None else 0
 
     temporaries = 0

@@ -92,9 +92,7 @@ def empty_slots(shape: StateShape) -> Slots:
     z = shape.num_slots
     floats = {name: jnp.zeros(z) for name in ("temperature", "min_p", "presence_penalty", "frequency_penalty")}
     floats |= {name: jnp.ones(z) for name in ("top_p", "repetition_penalty")}
-    ints = {
-        name: jnp.zeros(z, jnp.int32) for name in ("top_k", "seed", "min_length", "adapter", "position_delta")
-    }
+    ints = {name: jnp.zeros(z, jnp.int32) for name in ("top_k", "seed", "min_length", "adapter", "position_delta")}
     return Slots(
         tokens=jnp.zeros((z, shape.max_model_len), jnp.int32),
         num_computed=jnp.zeros(z, jnp.int32),
@@ -164,9 +162,7 @@ def load_slot(slots: Slots, packed: jax.Array, shape: StateShape) -> Slots:
     }
     tables = tuple(table.at[slot].set(take.vector(table.shape[1])) for table in slots.block_tables)
     sampling = SamplingState(
-        **{
-            name: getattr(slots.sampling, name).at[slot].set(value) for name, value in (ints | floats | lists).items()
-        }
+        **{name: getattr(slots.sampling, name).at[slot].set(value) for name, value in (ints | floats | lists).items()}
     )
     return Slots(
         tokens=slots.tokens.at[slot].set(take.vector(shape.max_model_len)),

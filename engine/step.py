@@ -144,17 +144,17 @@ def to_host(sampled: Sampled, max_logprobs: int) -> SampledHost:
 
 def _edit_tables(slots: Slots, batch: Batch) -> Slots:
     tables = tuple(
-        table.at[edits[0], edits[1]].set(edits[2])
-        for table, edits in zip(slots.block_tables, batch.edits, strict=True)
+        table.at[edits[0], edits[1]].set(edits[2]) for table, edits in zip(slots.block_tables, batch.edits, strict=True)
     )
-    return slots.replace(block_tables=tables)
+    return dataclasses.replace(slots, block_tables=tables)
 
 
 def _write_back(slots: Slots, batch: Batch, start: jax.Array, token: jax.Array) -> Slots:
     """The next step finds its input token and its positions here, with no word from the host."""
     end = start + batch.q_len
     nowhere = slots.tokens.shape[1]
-    return slots.replace(
+    return dataclasses.replace(
+        slots,
         num_computed=slots.num_computed.at[batch.slot].set(end),
         tokens=slots.tokens.at[batch.slot, jnp.where(batch.samples, end, nowhere)].set(token, mode="drop"),
     )

@@ -57,8 +57,8 @@ class WarmUp:
         self._error: BaseException | None = None
 
     def start(self, *, wait_for_all: bool) -> None:
-        """Compiles the coarse programs, or all; the others follow in a thread."""
-        first = self.ladder.programs if wait_for_all else self.ladder.coarse
+        """Compiles the coarse and early programs, or all; the others follow in a thread."""
+        first = self.ladder.programs if wait_for_all else (*self.ladder.coarse, *self.ladder.early)
         rest = [p for p in self.ladder.programs if p not in first]
         began = time.perf_counter()
         workers = min(len(first), os.cpu_count() or 1, 8)

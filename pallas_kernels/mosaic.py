@@ -65,9 +65,7 @@ def warpgroup() -> jax.Array:
 def tile(shape: tuple[int, ...], dtype: Any) -> Any:
     """Shared memory in the swizzled form that wgmma reads; the last axis is a multiple of 64 (16-bit)."""
     elements = 128 // jnp.dtype(dtype).itemsize
-    return plgpu.SMEM(
-        shape, dtype, transforms=(plgpu.TilingTransform((8, elements)), plgpu.SwizzleTransform(128))
-    )
+    return plgpu.SMEM(shape, dtype, transforms=(plgpu.TilingTransform((8, elements)), plgpu.SwizzleTransform(128)))
 
 
 def plain(shape: tuple[int, ...], dtype: Any) -> Any:
@@ -92,13 +90,11 @@ def iota(shape: tuple[int, int], axis: int) -> jax.Array:
     return plgpu.broadcasted_iota(jnp.int32, shape, axis, layout=MATRIX)
 
 
-def matmul(a: Any, b: Any, shape: tuple[int, int], before_wait: Callable[[], None] | None = None) -> jax.Array:
+def matmul(a: Any, b: Any, shape: tuple[int, int]) -> jax.Array:
     """f32 a @ b, both in shared memory."""
 
     def body(acc: Any) -> jax.Array:
         plgpu.wgmma(acc, a, b)
-        if before_wait is not None:
-            before_wait()
         return acc[...]
 
     return pl.run_scoped(body, plgpu.ACC(shape, jnp.float32))
@@ -107,14 +103,71 @@ def matmul(a: Any, b: Any, shape: tuple[int, int], before_wait: Callable[[], Non
 def accumulate(acc: jax.Array, p: jax.Array, b: Any, staging: Any | None) -> jax.Array:
     """acc + p @ b, with p in registers; `staging` (interpreter only) is shared memory for p."""
     if staging is not None:
-        staging[...] = p
-        plgpu.commit_smem()
-        return acc + matmul(staging, b, acc.shape)
+        return acc + _staged_matmul(p, b, acc.shape, staging)
 
     def body(ref: Any) -> None:
         plgpu.wgmma(ref, p, b)
 
     return pl.run_state(body)(plgpu.ACC.init(acc))
+
+
+def overlap(
+    a: Any,
+    b: Any,
+    shape: tuple[int, int],
+    acc: jax.Array,
+    p: jax.Array,
+    v: Any,
+    staging: Any | None,
+    *,
+    between: Callable[[], None],
+    issued: Callable[[], None],
+    use: Callable[[jax.Array], Any],
+) -> tuple[jax.Array, Any]:
+    """(acc + p @ v, use(a @ b)), where `use` runs while the tensor cores still work on p @ v.
+
+    Args:
+      a, b: in shared memory; a @ b has `shape`.
+      acc: f32 registers.
+      p: 16-bit registers.
+      v: in shared memory.
+      staging: shared memory for p (interpreter only).
+      between: called after a @ b was issued and before p @ v is.
+      issued: called when both are issued.
+      use: turns a @ b into what the caller wants of it.
+    """
+    if staging is not None:
+        s = matmul(a, b, shape)
+        between()
+        acc = acc + _staged_matmul(p, v, acc.shape, staging)
+        issued()
+        return acc, use(s)
+
+    def body(s_ref: Any, acc_ref: Any) -> tuple[jax.Array, Any]:
+        acc_ref[...] = acc
+        plgpu.wgmma(s_ref, a, b)
+        between()
+        plgpu.wgmma(acc_ref, p, v)
+        issued()
+        used = use(plgpu.wgmma_accumulator_load(s_ref, wait_n=1))
+        return plgpu.wgmma_accumulator_load(acc_ref, wait_n=0), used
+
+    return pl.run_scoped(body, plgpu.ACC(shape, jnp.float32), plgpu.ACC(acc.shape, jnp.float32))
+
+
+def settled(values: Any) -> Any:
+    """The same values, computed here: the compiler moves no arithmetic across.
+
+    ptxas serialises products in flight (C7513) when registers of a later product are defined
+    under them, and LLVM likes to carry a loop's 16-bit values as the 32-bit ones they come from.
+    """
+    return lax.optimization_barrier(values)
+
+
+def _staged_matmul(p: jax.Array, b: Any, shape: tuple[int, int], staging: Any) -> jax.Array:
+    staging[...] = p
+    plgpu.commit_smem()
+    return matmul(staging, b, shape)
 
 
 def zero_rows_from(ref: Any, first: jax.Array) -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 MODEL = frozenset({"model"})
 BENCH_DEFAULTS = {"enable_prefix_caching": False, "warmup": "full"}
+GENERATE_TOKENS = 256  # of `generate` by default, as far as they fit
 SAMPLING = {
     "max_tokens": (int, "output tokens at most"),
     "temperature": (float, "0 is greedy"),
@@ -56,12 +57,12 @@ def make_parser() -> argparse.ArgumentParser:
     generate = _command(commands, "generate", run_generate, "complete prompts and print the texts")
     generate.add_argument("prompts", nargs="*", metavar="PROMPT", help="by default standard input")
     generate.add_argument("--prompt", action="append", default=[], help="another prompt; may be repeated")
-    _add_sampling_flags(generate, max_tokens=256)
+    _add_sampling_flags(generate)
     add_config_flags(generate, EngineConfig, skip=MODEL)
 
     chat = _command(commands, "chat", run_chat, "talk to a model; /reset forgets, /exit ends")
     chat.add_argument("--system", help="the system message")
-    _add_sampling_flags(chat, max_tokens=None)
+    _add_sampling_flags(chat)
     add_config_flags(chat, EngineConfig, skip=MODEL)
 
     bench = commands.add_parser("bench", help="measure", allow_abbrev=False)
@@ -90,7 +91,7 @@ def make_parser() -> argparse.ArgumentParser:
 def run_generate(args: argparse.Namespace) -> None:
     prompts = [*args.prompts, *args.prompt] or [sys.stdin.read()]
     with _start(args) as engine:
-        params = _sampling_params(args, engine)
+        params = _sampling_params(args, engine, max_tokens=min(GENERATE_TOKENS, engine.max_model_len // 2))
         if len(prompts) == 1:
             for piece in engine.stream(prompts[0], params):
                 print(piece.text, end="", flush=True)
@@ -104,7 +105,7 @@ def run_chat(args: argparse.Namespace) -> None:
     from octavo.server.chat import talk
 
     with _start(args) as engine:
-        talk(engine, _sampling_params(args, engine), args.system, sys.stdin, sys.stdout)
+        talk(engine, _sampling_params(args, engine, max_tokens=None), args.system, sys.stdin, sys.stdout)
 
 
 def run_bench_throughput(args: argparse.Namespace) -> None:
@@ -150,11 +151,10 @@ def _command(commands: Any, name: str, run: Any, text: str) -> argparse.Argument
     return parser
 
 
-def _add_sampling_flags(parser: argparse.ArgumentParser, max_tokens: int | None) -> None:
+def _add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("sampling", "by default what the model's generation_config.json says")
     for name, (kind, text) in SAMPLING.items():
-        default = max_tokens if name == "max_tokens" else None
-        group.add_argument(f"--{name.replace('_', '-')}", type=kind, default=default, help=text)
+        group.add_argument(f"--{name.replace('_', '-')}", type=kind, help=text)
     group.add_argument("--stop", action="append", help="end before this text; may be repeated")
     group.add_argument("--ignore-eos", action="store_true", help="go on after the end-of-text token")
 
@@ -179,12 +179,11 @@ def _start(args: argparse.Namespace) -> "Engine":
     return Engine(**from_flags(args, EngineConfig))
 
 
-def _sampling_params(args: argparse.Namespace, engine: "Engine") -> "SamplingParams":
+def _sampling_params(args: argparse.Namespace, engine: "Engine", max_tokens: int | None) -> "SamplingParams":
+    """The model's defaults, `max_tokens`, and over these what was given."""
     import msgspec
 
     values = vars(args)
-    given = {name: values[name] for name in SAMPLING if values[name] is not None}
-    if args.stop:
-        given["stop"] = args.stop
-    given["max_tokens"] = args.max_tokens
-    return msgspec.structs.replace(engine.get_default_sampling_params(), ignore_eos=args.ignore_eos, **given)
+    given: dict[str, Any] = {"max_tokens": max_tokens, "ignore_eos": args.ignore_eos}
+    given |= {name: values[name] for name in (*SAMPLING, "stop") if values[name] is not None}
+    return msgspec.structs.replace(engine.get_default_sampling_params(), **given)

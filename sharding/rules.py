@@ -61,7 +61,7 @@ class Rules:
         for name, size, axis in zip(axes, shape, spec, strict=True):
             parts = 1 if axis is None else mesh.shape[axis]
             if size % parts:
-                raise ConfigError(f"{name!r} has size {size}, which {parts} devices on mesh axis {axis!r} do not divide")
+                raise ConfigError(f"{name!r} has size {size}, which {parts} devices on {axis!r} do not divide")
         return NamedSharding(mesh, spec)
 
 

@@ -4,6 +4,7 @@ tokenizer.json is read with the `tokenizers` library alone; transformers is impo
 nothing but another form (tokenizer.model, vocab.json). Refuses `auto_map`: checkpoints bring data, never code.
 """
 
+import importlib.util
 import json
 import pathlib
 from typing import Any
@@ -15,7 +16,7 @@ from octavo.configs.model import refuse_remote_code
 from octavo.engine.text.tokenizer import Tokenizer, add_around
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-OTHER_FORMS = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+OTHER_FORMS = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 
 
 def tokenizer_from_directory(path: str | pathlib.Path) -> Tokenizer:
@@ -54,6 +55,10 @@ def _convert(folder: pathlib.Path) -> tokenizers.Tokenizer:
     forms = [name for name in OTHER_FORMS if (folder / name).is_file()]
     if not forms:
         raise LoadError(f"{folder} holds no tokenizer: neither tokenizer.json nor {', '.join(OTHER_FORMS)}")
+    if forms[0].endswith(".model") and importlib.util.find_spec("sentencepiece") is None:
+        raise LoadError(
+            f"{folder} holds {forms[0]} and no tokenizer.json: to read it, install the package sentencepiece"
+        )
     import transformers  # slow to import, and seldom needed
 
     try:

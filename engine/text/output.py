@@ -1,12 +1,14 @@
 """From token events to what people read: text, finish reasons, log-probabilities by token.
 
 Keeps one state a request. Refuses to touch the engine: where a stop string ends an output, it says
-which requests the caller should abort.
+which samples the caller should abort.
 """
 
 import dataclasses
 import math
 import time
+
+import msgspec
 
 from octavo.engine.request import FinishReason, SamplingParams, TokenEvent, TopLogprobs
 from octavo.engine.text.detokenizer import Detokenizer, make_detokenizer
@@ -16,8 +18,7 @@ from octavo.engine.text.tokenizer import Tokenizer
 LOWEST_LOGPROB = -9999.0  # stands for minus infinity and NaN where JSON needs a number
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Logprob:
+class Logprob(msgspec.Struct, frozen=True):
     """One token's log-probability at one position.
 
     Attributes:
@@ -85,8 +86,7 @@ class RequestOutput:
     num_cached_tokens: int = 0
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(msgspec.Struct, frozen=True):
     """What is new in one sample of a request.
 
     `text` may be empty while characters are held back, and the texts of all pieces join to the
@@ -102,6 +102,10 @@ class Piece:
     stop_reason: int | str | None = None
     num_cached_tokens: int = 0
     error: str | None = None
+
+    def __str__(self) -> str:
+        """The text, so that a piece can be printed."""
+        return self.text
 
 
 class OutputProcessor:
@@ -133,16 +137,16 @@ class OutputProcessor:
         """Forgets a request; later events of it are ignored."""
         self._requests.pop(request_id, None)
 
-    def process(self, events: list[TokenEvent]) -> tuple[list[Piece], list[RequestOutput], list[str]]:
+    def process(self, events: list[TokenEvent]) -> tuple[list[Piece], list[RequestOutput], list[tuple[str, int]]]:
         """Takes the events of one step.
 
         Returns:
-          The new pieces; the outputs of requests that are complete now; the ids of requests that the
-          engine should abort, since stop strings ended all their samples.
+          The new pieces; the outputs of requests that are complete now; (request id, sample) of what the
+          engine should abort, since a stop string ended it.
         """
         pieces: list[Piece] = []
         complete: list[RequestOutput] = []
-        abort: list[str] = []
+        abort: list[tuple[str, int]] = []
         now = time.monotonic()
         for event in events:
             state = self._requests.get(event.request_id)
@@ -150,10 +154,10 @@ class OutputProcessor:
             if state is None or piece is None:
                 continue
             pieces.append(piece)
+            if piece.finish_reason is not None and event.finish_reason is None:
+                abort.append((event.request_id, event.index))
             if state.num_open == 0:
                 complete.append(state.output())
-                if state.still_runs:
-                    abort.append(event.request_id)
                 del self._requests[event.request_id]
         return pieces, complete, abort
 
@@ -184,16 +188,9 @@ class _RequestState:
         self.tokenizer = tokenizer
         self.samples = [_Sample(index, params, tokenizer) for index in range(params.n)]
         self.num_open = params.n
-        self.ended_by_engine = 0
-
-    @property
-    def still_runs(self) -> bool:
-        """Whether the engine knows of samples that are over here."""
-        return self.ended_by_engine < len(self.samples)
 
     def take(self, event: TokenEvent, now: float) -> Piece | None:
         """The new piece, None for what comes after a sample's end."""
-        self.ended_by_engine += event.finish_reason is not None
         if event.prompt_logprobs is not None:
             self.prompt_logprobs = [
                 None if entry is None else _table(entry, self.tokenizer) for entry in event.prompt_logprobs

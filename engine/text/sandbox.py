@@ -173,7 +173,7 @@ def _call(name: str, lineno: int) -> nodes.ExprStmt:
 
 @jinja2.pass_context
 def _step(context: Context, value: None) -> None:
-    budget = context.get_all()[_BUDGET] if _BUDGET not in context.parent else context.parent[_BUDGET]
+    budget = context[_BUDGET]
     budget.steps += 1
     if budget.steps > MAX_STEPS:
         raise TemplateLimitError(f"it takes more than {MAX_STEPS} steps")

@@ -83,10 +83,11 @@ class Tokenizer:
         if not isinstance(text, str):
             raise RequestError(f"prompt must be a string or token ids, got {type(text).__name__}", "prompt")
         try:
-            # One text a batch: the batch call without offsets is the fast path of the library.
-            return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+            text.encode()
         except UnicodeEncodeError as error:
             raise RequestError(f"prompt holds a lone surrogate at character {error.start}", "prompt") from None
+        # The batch call leaves out offsets, which makes it the fast one.
+        return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def decode(self, ids: list[int], *, skip_special_tokens: bool = True) -> str:
         """The text of `ids`; invalid UTF-8 becomes U+FFFD, ids without a token nothing."""

@@ -210,9 +210,17 @@ def _sorted_tiles(
     group: int,
 ) -> Tiles:
     """Longest first, absent ones last, padded to whole groups."""
-    columns = (row, first_token, num_tokens, first_position, kv_len)
+    columns = [row, first_token, num_tokens, first_position, kv_len]
     if row.shape[0] > group:
         order = jnp.argsort(-kv_len)
-        columns = tuple(x[order] for x in columns)
-    padded = [jnp.pad(x, (0, -row.shape[0] % group)) for x in columns]
-    return Tiles(*padded, num_chunks=-(-padded[-1] // chunk), num_active=jnp.sum(num_tokens > 0, dtype=jnp.int32))
+        columns = [x[order] for x in columns]
+    row, first_token, num_tokens, first_position, kv_len = (jnp.pad(x, (0, -x.shape[0] % group)) for x in columns)
+    return Tiles(
+        row=row,
+        first_token=first_token,
+        num_tokens=num_tokens,
+        first_position=first_position,
+        kv_len=kv_len,
+        num_chunks=-(-kv_len // chunk),
+        num_active=jnp.sum(num_tokens > 0, dtype=jnp.int32),
+    )

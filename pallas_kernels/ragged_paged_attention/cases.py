@@ -51,6 +51,31 @@ SMALL_CASES = (
 )
 
 
+def _bench(name: str, *rows: tuple[int, int], num_tokens: int | None = None, num_rows: int | None = None) -> Case:
+    total = sum(q_len for q_len, _ in rows)
+    return Case(
+        name, rows, num_tokens or total, num_rows or len(rows), num_heads=32, num_kv_heads=8, head_size=128
+    )  # fmt: skip
+
+
+# Llama-3.1-8B's heads; the ids of benchmarks/results/*/kernels.json.
+BENCH_CASES = (
+    _bench("decode_256x1024", *((1, 1024),) * 256),
+    _bench("decode_128x4096", *((1, 4096),) * 128),
+    _bench("decode_256x256", *((1, 256),) * 256),
+    _bench("decode_32x1024", *((1, 1024),) * 32),
+    _bench("decode_16x8192", *((1, 8192),) * 16),
+    _bench("decode_1x8192", (1, 8192)),
+    _bench("decode_1x1024", (1, 1024)),
+    _bench("decode_skewed", *((1, 512),) * 255, (1, 32768)),
+    _bench("prefill_1x8192", (8192, 8192)),
+    _bench("prefill_1x32768", (32768, 32768)),
+    _bench("prefill_8x1024", *((1024, 1024),) * 8),
+    _bench("chunk_512_on_16k", (512, 16896)),
+    _bench("mixed_2048_255", *((1, 1024),) * 255, (2048, 2048), num_tokens=2304),
+)
+
+
 def make_inputs(case: Case, seed: int = 0, num_blocks: int = 96) -> dict[str, Any]:
     """Random inputs in numpy; NaN wherever nothing valid is: padding, foreign blocks, the tails of blocks.
 
@@ -59,7 +84,10 @@ def make_inputs(case: Case, seed: int = 0, num_blocks: int = 96) -> dict[str, An
       row the whole (keys, values) as [L, K, H] for a reference without pages.
     """
     rng = np.random.default_rng(seed)
-    normal = lambda *shape: rng.normal(size=shape).astype(np.float32)  # noqa: E731
+
+    def normal(*shape: int) -> np.ndarray:
+        return rng.standard_normal(shape, np.float32)
+
     k_heads, size, block = case.num_kv_heads, case.head_size, case.block_size
     width = -(-max(length for _, length in case.rows) // block) + 1
     free = iter(rng.permutation(np.arange(1, num_blocks)))

@@ -10,7 +10,8 @@ from octavo.pallas_kernels import mosaic
 from octavo.pallas_kernels.ragged_paged_attention.mosaic_decode import Shape
 from octavo.pallas_kernels.ragged_paged_attention.worklist import DecodeWork
 
-AT_ONCE = 8  # slots whose loads are in flight together
+AT_ONCE = 16  # slots whose loads are in flight together
+BLOCKS = 8  # for each multiprocessor
 
 
 def combine(out: Any, part: jax.Array, lse: jax.Array, work: DecodeWork, shape: Shape) -> None:
@@ -24,9 +25,17 @@ def combine(out: Any, part: jax.Array, lse: jax.Array, work: DecodeWork, shape: 
       shape: static sizes.
     """
 
-    def body(part: Any, lse: Any, slots: Any, out: Any) -> None:
-        row, head = lax.axis_index("row"), lax.axis_index("head")
-        first, count = slots[row, 0], slots[row, 1]
+    blocks = BLOCKS * shape.blocks
+
+    def body(part: Any, lse: Any, cut: Any, num_cut: Any, out: Any) -> None:
+        block = lax.axis_index("block")
+        num_items = num_cut[0] * shape.num_heads
+        turns = lax.div(jnp.maximum(num_items - block, 0) + (blocks - 1), jnp.int32(blocks))
+        lax.fori_loop(0, turns, lambda turn, _: one_item(turn * blocks + block, part, lse, cut, out), None)
+
+    def one_item(item: jax.Array, part: Any, lse: Any, cut: Any, out: Any) -> None:
+        index, head = lax.div(item, jnp.int32(shape.num_heads)), lax.rem(item, jnp.int32(shape.num_heads))
+        row, first, count = (cut[index, c] for c in range(3))
         kv_head = lax.div(head, jnp.int32(shape.group))
         offset = lax.rem(row * shape.num_heads + kv_head * shape.group, jnp.int32(8))
         member = offset + lax.rem(head, jnp.int32(shape.group))
@@ -47,21 +56,20 @@ def combine(out: Any, part: jax.Array, lse: jax.Array, work: DecodeWork, shape: 
                 total, acc = total + weight, acc + p * weight
             return new_high, total, acc
 
-        @mosaic.when(count > 0)
-        def _() -> None:
-            carry = (jnp.float32(-1e30), jnp.float32(0.0), jnp.zeros((shape.head_size,), jnp.float32))
-            _, total, acc = lax.fori_loop(0, (count + AT_ONCE - 1) // AT_ONCE, some, carry)
-            out[row, head] = (acc / total).astype(out.dtype)
+        carry = (jnp.float32(-1e30), jnp.float32(0.0), jnp.zeros((shape.head_size,), jnp.float32))
+        _, total, acc = lax.fori_loop(0, lax.div(count + (AT_ONCE - 1), jnp.int32(AT_ONCE)), some, carry)
+        out[row, head] = (acc / total).astype(out.dtype)
 
     mosaic.run(
         body,
         part,
         lse,
-        work.slots,
+        work.cut,
+        work.num_cut,
         out,
         out=(),
         scratch={},
-        grid={"row": work.slots.shape[0], "head": shape.num_heads},
+        grid={"block": blocks},
         warpgroups=1,
         interpret=shape.interpret,
         name="paged_decode_combine",

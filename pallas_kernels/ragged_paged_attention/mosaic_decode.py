@@ -53,11 +53,26 @@ class Shape:
             return self.group
         return (self.group + 14) // 8 * 8
 
-    def scores(self, s: jax.Array) -> jax.Array:
-        """Raw q · k to scores in units of log 2."""
-        if self.soft_cap is None:
-            return s * (self.scale * mosaic.LOG2E)
-        return jnp.tanh(s * (self.scale / self.soft_cap)) * (self.soft_cap * mosaic.LOG2E)
+    def softmax(self, s: jax.Array, high: jax.Array, total: jax.Array, see: jax.Array | None) -> tuple[jax.Array, ...]:
+        """One step of the running softmax.
+
+        Args:
+          s: f32[rows, tokens], raw q · k.
+          high, total: f32[rows], maximum so far in units of log 2, and the sum of exponentials.
+          see: bool[rows, tokens], or None where every query sees every token.
+
+        Returns:
+          (p, fade, high, total): what to weigh values with, and what to multiply older results with.
+        """
+        factor = self.scale * mosaic.LOG2E
+        if self.soft_cap is not None:
+            s, factor = jnp.tanh(s * (self.scale / self.soft_cap)), self.soft_cap * mosaic.LOG2E
+        if see is not None:
+            s = jnp.where(see, s, -jnp.inf)
+        new_high = jnp.maximum(high, s.max(axis=1) * factor)
+        fade = jnp.exp2(high - new_high)
+        p = jnp.exp2(s * factor - lax.broadcast_in_dim(new_high, s.shape, [0]))
+        return p, fade, new_high, total * fade + p.sum(axis=1)
 
 
 def decode(
@@ -194,6 +209,7 @@ def _consume(
 ) -> None:  # fmt: skip
     size = shape.head_size
     q_tile, k_ring, v_ring = scratch["q_tile"].at[half], scratch["k_ring"], scratch["v_ring"]
+
     def fetch_q(index: jax.Array) -> None:
         source = q.at[mosaic.ds(_Item(index, pieces, shape).eight * 8, shape.q_rows)]
         mosaic.copy_in(source, scratch["q_tile"].at[half, mosaic.ds(0, shape.q_rows)], scratch["q_here"].at[half])
@@ -207,17 +223,13 @@ def _consume(
             stage = half * STAGES + lax.rem(done, jnp.int32(STAGES))
             mosaic.wait(scratch["k_here"].at[stage])
             s = mosaic.matmul(q_tile, k_ring.at[stage].transpose((1, 0)), (ROWS, TILE))
-            s = shape.scores(s)
+            see = None
             if masked:
                 position = mosaic.iota((ROWS, TILE), 1) + t * TILE
                 see = position < item.end
                 if shape.window is not None:
                     see = see & (position >= item.length - shape.window)
-                s = jnp.where(see, s, -jnp.inf)
-            new_high = jnp.maximum(high, s.max(axis=1))
-            fade = jnp.exp2(high - new_high)
-            p = jnp.exp2(s - lax.broadcast_in_dim(new_high, s.shape, [0]))
-            total = total * fade + p.sum(axis=1)
+            p, fade, high, total = shape.softmax(s, high, total, see)
             acc = acc * lax.broadcast_in_dim(fade, acc.shape, [0])
             mosaic.wait(scratch["v_here"].at[stage])
             if masked:
@@ -226,14 +238,14 @@ def _consume(
             staging = scratch["staging"].at[half] if shape.interpret else None
             acc = mosaic.accumulate(acc, p.astype(q_tile.dtype), v_ring.at[stage], staging)
             mosaic.arrive(scratch["free"].at[stage])
-            return done + 1, acc, new_high, total
+            return done + 1, acc, high, total
 
         # Rows beyond the group compute on garbage; -1e30 in place of -inf keeps the real rows' first fade finite.
         high, total = mosaic.rows_full(ROWS, -1e30), mosaic.rows_full(ROWS, 0.0)
         if sinks is not None:
-            first = item.part == 0
-            high = jnp.where(first, mosaic.rows_load(sinks.at[item.head]), high)
-            total = jnp.where(first, jnp.ones_like(total), total)
+            first = (item.part == 0).astype(jnp.float32)  # the sink belongs to one piece
+            high = mosaic.rows_load(sinks.at[item.head]) * first + (first - 1.0) * 1e30
+            total = total + first
         carry = (done, mosaic.matrix_full((ROWS, size), 0.0), high, total)
         if shape.window is None:
             full_end = lax.div(item.end, jnp.int32(TILE))

@@ -1,8 +1,8 @@
 """Ragged paged attention for Hopper in Mosaic GPU: decode rows, prefill rows, or both in one call.
 
 Two kernels share a step, decode (mosaic_decode.py) and prefill (mosaic_prefill.py); a third
-merges decode rows that were cut (mosaic_combine.py). All of them only read the cache; the new keys
-and values are written before. What `supports` refuses is the reference's.
+merges decode rows that were cut (mosaic_combine.py). They only read the cache; the new keys and
+values are written before, in place (mosaic_write.py). What `supports` refuses is the reference's.
 """
 
 import jax
@@ -13,6 +13,7 @@ from octavo.pallas_kernels.ragged_paged_attention.api import AttentionPlan
 from octavo.pallas_kernels.ragged_paged_attention.mosaic_combine import combine
 from octavo.pallas_kernels.ragged_paged_attention.mosaic_decode import ROWS, Shape, decode
 from octavo.pallas_kernels.ragged_paged_attention.mosaic_prefill import prefill
+from octavo.pallas_kernels.ragged_paged_attention.mosaic_write import write
 
 BLOCK_SIZES = (16, 32, 64)
 HEAD_SIZES = (64, 128)
@@ -74,12 +75,14 @@ def attend(
         reason = "the plan has no work list: prepare it with Tiling(workers=...)"
     if reason is not None or plan.decode_work is None or plan.tiling.workers is None:
         raise NotImplementedError(f"mosaic_gpu attention: {reason}")
+    blocks = plan.tiling.workers.lists // 2 if blocks is None else blocks
     if k is not None and v is not None:
-        new = jnp.stack([k, v], axis=1).astype(cache.dtype)
-        cache = cache.at[plan.write_block, :, :, plan.write_offset].set(new)
+        kept = jax.new_ref(cache, memory_space=mosaic.GMEM)
+        k, v = k.astype(cache.dtype), v.astype(cache.dtype)
+        write(kept, k, v, plan.write_block, plan.write_offset, blocks=blocks, interpret=interpret)
+        cache = jax.freeze(kept)
     shape = Shape(
-        num_heads, num_kv_heads, head_size, block_size, scale, causal, window, soft_cap,
-        plan.tiling.workers.lists // 2 if blocks is None else blocks, interpret,
+        num_heads, num_kv_heads, head_size, block_size, scale, causal, window, soft_cap, blocks, interpret
     )  # fmt: skip
     rows = cache.reshape(-1, head_size)
     flat = _padded(q.reshape(-1, head_size), shape.q_rows)
@@ -93,7 +96,9 @@ def attend(
         if combines:
             combine(ref, part, lse, plan.decode_work, shape)
         if plan.prefill_work is not None:
-            wide = q if num_tokens % 8 == 0 and not interpret else jnp.pad(q, ((0, 128 - num_tokens % 8), (0, 0), (0, 0)))
+            wide = (
+                q if num_tokens % 8 == 0 and not interpret else jnp.pad(q, ((0, 128 - num_tokens % 8), (0, 0), (0, 0)))
+            )
             prefill(ref, wide, rows, plan.block_tables, plan.prefill_work, per_head, shape)
         out = jax.freeze(ref)
     return out.reshape(q.shape), cache

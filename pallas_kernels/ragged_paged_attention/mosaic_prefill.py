@@ -1,8 +1,8 @@
 """Prefill and chunk rows on Hopper: tiles of 128 query tokens, causal tiles skipped.
 
 The warp-specialised form of FlashAttention 3 (Shah et al. 2024, arXiv:2407.08608) over a paged
-cache: two consumer warpgroups of 64 query tokens take turns on the tensor cores, one's matrix
-products under the other's softmax, and a producer warpgroup fills a ring of KV tiles, one bulk
+cache: two consumer warpgroups of 64 query tokens take turns at the tensor cores, each computes the
+scores of one KV tile and the values of the one before under its softmax, and a producer warpgroup fills a ring of KV tiles, one bulk
 copy a block. An item is one query head of one tile; the blocks of the grid are persistent and
 share the items, longest first, in alternating order. Only tiles on the causal or window boundary
 are masked. A tile begins at a multiple of eight on the token axis, which the swizzled copies ask
@@ -22,6 +22,7 @@ from octavo.pallas_kernels.ragged_paged_attention.worklist import PREFILL_TILE, 
 TILE = 128  # tokens of KV
 ROWS = PREFILL_TILE // 2  # query tokens of one consumer
 STAGES = 2
+TAKE_TURNS = True  # consumers issue their products alternately
 
 
 def prefill(
@@ -50,7 +51,7 @@ def prefill(
         "v_here": mosaic.Barrier(num_arrivals=per_tile, num_barriers=STAGES),
         "k_free": mosaic.Barrier(num_arrivals=2, num_barriers=STAGES),
         "v_free": mosaic.Barrier(num_arrivals=2, num_barriers=STAGES),
-        "turn": mosaic.Barrier(num_arrivals=2),
+        "turn": mosaic.Barrier(num_barriers=2),
         "cleaned": mosaic.Barrier(num_arrivals=2),
     }
     if shape.interpret:
@@ -103,12 +104,12 @@ def _body(shape: Shape, has_sinks: bool) -> Any:
 
         @mosaic.when(group < 2)
         def _consumer() -> None:
-            mosaic.set_registers(232, action="increase")
+            mosaic.set_registers(240, action="increase")
             _consume(shape, group, turns, q, tiles, sinks, out, scratch)
 
         @mosaic.when(group == 2)
         def _producer() -> None:
-            mosaic.set_registers(40, action="decrease")
+            mosaic.set_registers(24, action="decrease")
             _produce(shape, turns, rows, tables, tiles, scratch)
 
     return body
@@ -150,11 +151,8 @@ def _consume(
 ) -> None:
     size = shape.head_size
     q_tile, q_here = scratch["q_tile"].at[group], scratch["q_here"].at[group]
-    turn_barrier = scratch["turn"]
-
-    def take_turns() -> None:
-        mosaic.arrive(turn_barrier)
-        mosaic.wait(turn_barrier)
+    mine, other = scratch["turn"].at[group], scratch["turn"].at[1 - group]
+    staging = scratch["staging"].at[group] if shape.interpret else None
 
     def fetch_q(turn: jax.Array) -> None:
         item = _Item(turn, tiles, shape)
@@ -164,73 +162,98 @@ def _consume(
         item = _Item(turn, tiles, shape)
         position = item.position + group * ROWS  # of this consumer's first query; foreign ones may lie before 0
         mosaic.wait(q_here)
-        mosaic.when(group == 1)(take_turns)
+
+        def at(t: jax.Array) -> tuple[Any, ...]:
+            """The ring's places for tile t: keys, values and their barriers."""
+            stage = lax.rem(done + t - item.first_tile, jnp.int32(STAGES))
+            return tuple(
+                scratch[name].at[stage] for name in ("k_ring", "k_here", "k_free", "v_ring", "v_here", "v_free")
+            )
+
+        def see(t: jax.Array) -> jax.Array:
+            kv = mosaic.iota((ROWS, TILE), 1) + t * TILE
+            query = mosaic.iota((ROWS, TILE), 0) + position
+            seen = kv <= query if shape.causal else kv < item.reach
+            return seen if shape.window is None else seen & (kv > query - shape.window)
+
+        def softmax(s: jax.Array, t: jax.Array, high: jax.Array, total: jax.Array, masked: bool) -> Any:
+            return shape.softmax(s, high, total, see(t) if masked else None)
 
         def one_tile(t: jax.Array, carry: Any, masked: bool) -> Any:
-            done, acc, high, total = carry
-            stage = lax.rem(done, jnp.int32(STAGES))
-            v_tile, v_here = scratch["v_ring"].at[stage], scratch["v_here"].at[stage]
-            beyond = item.reach - t * TILE < TILE  # the tile's tail was never written
-            if masked:
+            """Scores of tile t, and under their softmax the values of tile t - 1."""
+            acc, p, high, total = carry
+            k_ring, k_here, k_free, *_ = at(t)
+            *_, v_ring, v_here, v_free = at(t - 1)
 
-                @mosaic.when(beyond)
-                def _clean() -> None:
-                    mosaic.wait(v_here)
-                    mine = scratch["v_ring"].at[stage, mosaic.ds(group * ROWS, ROWS)]
-                    mosaic.zero_rows_from(mine, item.reach - t * TILE - group * ROWS)
-                    mosaic.arrive(scratch["cleaned"])
+            def use(s: jax.Array) -> Any:
+                mosaic.arrive(k_free)
+                return softmax(s, t, high, total, masked)
 
-            mosaic.wait(scratch["k_here"].at[stage])
-            k_tile = scratch["k_ring"].at[stage].transpose((1, 0))
-            s = mosaic.matmul(q_tile, k_tile, (ROWS, TILE), before_wait=take_turns)
-            mosaic.arrive(scratch["k_free"].at[stage])
-            s = shape.scores(s)
-            if masked:
-                kv = mosaic.iota((ROWS, TILE), 1) + t * TILE
-                query = mosaic.iota((ROWS, TILE), 0) + position
-                see = kv <= query if shape.causal else kv < item.reach
-                if shape.window is not None:
-                    see = see & (kv > query - shape.window)
-                s = jnp.where(see, s, -jnp.inf)
-            new_high = jnp.maximum(high, s.max(axis=1))
-            fade = jnp.exp2(high - new_high)
-            p = jnp.exp2(s - lax.broadcast_in_dim(new_high, s.shape, [0]))
+            if TAKE_TURNS:
+                mosaic.wait(mine)
+            mosaic.wait(k_here)
+            acc, (p, fade, high, total) = mosaic.overlap(
+                q_tile, k_ring.transpose((1, 0)), (ROWS, TILE), acc, p, v_ring, staging,
+                between=lambda: mosaic.wait(v_here), issued=lambda: mosaic.arrive(other) if TAKE_TURNS else None, use=use,
+            )  # fmt: skip
+            mosaic.arrive(v_free)
+            p = mosaic.settled(p).astype(q_tile.dtype)
             acc = acc * lax.broadcast_in_dim(fade, acc.shape, [0])
-            total = total * fade + p.sum(axis=1)
-            p = p.astype(q_tile.dtype)
-            acc, total, new_high, p = lax.optimization_barrier((acc, total, new_high, p))
-            mosaic.arrive(turn_barrier)
-            if masked:
-                mosaic.when(beyond)(lambda: mosaic.wait(scratch["cleaned"]))
-                mosaic.when(jnp.logical_not(beyond))(lambda: mosaic.wait(v_here))
-            else:
-                mosaic.wait(v_here)
-            mosaic.wait(turn_barrier)
-            acc = mosaic.accumulate(acc, p, v_tile, scratch["staging"].at[group] if shape.interpret else None)
-            mosaic.arrive(scratch["v_free"].at[stage])
-            return done + 1, acc, new_high, total
+            return *mosaic.settled((acc, p)), high, total
 
         # -1e30 in place of -inf keeps the first fade finite where nothing was seen yet.
         high, total = mosaic.rows_full(ROWS, -1e30), mosaic.rows_full(ROWS, 0.0)
         if sinks is not None:
             high, total = mosaic.rows_full(ROWS, sinks[item.head]), mosaic.rows_full(ROWS, 1.0)
-        carry = (done, mosaic.matrix_full((ROWS, size), 0.0), high, total)
-        first_masked = item.first_tile
+        k_ring, k_here, k_free, *_ = at(item.first_tile)
+        if TAKE_TURNS:
+            mosaic.wait(mine)
+        mosaic.wait(k_here)
+        s = mosaic.matmul(q_tile, k_ring.transpose((1, 0)), (ROWS, TILE))
+        if TAKE_TURNS:
+            mosaic.arrive(other)
+        mosaic.arrive(k_free)
+        p, _, high, total = softmax(s, item.first_tile, high, total, True)
+        carry = (mosaic.matrix_full((ROWS, size), 0.0), mosaic.settled(p.astype(q_tile.dtype)), high, total)
+        first_masked = second = item.first_tile + 1
         if shape.window is None:
             seen_by_all = jnp.minimum(jnp.maximum(position + 1, 0), item.reach) if shape.causal else item.reach
-            first_masked = lax.div(seen_by_all, jnp.int32(TILE))
-            carry = lax.fori_loop(item.first_tile, first_masked, lambda t, c: one_tile(t, c, False), carry)
+            first_masked = jnp.maximum(lax.div(seen_by_all, jnp.int32(TILE)), second)
+            carry = lax.fori_loop(second, first_masked, lambda t, c: one_tile(t, c, False), carry)
         carry = lax.fori_loop(first_masked, item.end_tile, lambda t, c: one_tile(t, c, True), carry)
-        done, acc, _, total = carry
-        mosaic.when(group == 0)(take_turns)
+        acc, p, _, total = carry
+        again = _Item(turn, tiles, shape)  # read twice: kept over the loop, the scalars would spill
         mosaic.when(turn + 1 < turns)(lambda: fetch_q(turn + 1))
+        *_, v_ring, v_here, v_free = at(item.end_tile - 1)
+        mosaic.wait(v_here)
+        _clean(group, item, v_ring, scratch["cleaned"])
+        acc = mosaic.accumulate(acc, p, v_ring, staging)
+        mosaic.arrive(v_free)
         acc = acc * lax.broadcast_in_dim(1.0 / jnp.maximum(total, 1e-30), acc.shape, [0])
-        _store(shape, group, item, acc.astype(q_tile.dtype), out, scratch)
-        return done
+        _store(shape, group, again, acc.astype(q_tile.dtype), out, scratch)
+        return done + item.end_tile - item.first_tile
 
-    mosaic.when(turns > 0)(lambda: fetch_q(jnp.int32(0)))
+    @mosaic.when(turns > 0)
+    def _() -> None:
+        fetch_q(jnp.int32(0))
+        if TAKE_TURNS:
+            mosaic.when(group == 1)(lambda: mosaic.arrive(other))
+
     lax.fori_loop(0, turns, one_item, jnp.int32(0))
+    if TAKE_TURNS:
+        mosaic.when((turns > 0) & (group == 0))(lambda: mosaic.wait(mine))
     mosaic.store_done()
+
+
+def _clean(group: jax.Array, item: _Item, v_ring: Any, cleaned: Any) -> None:
+    """Zeroes what the last tile's tail, never written by anyone, may hold: 0 * NaN would reach the sums."""
+    valid = item.reach - (item.end_tile - 1) * TILE
+
+    @mosaic.when(valid < TILE)
+    def _() -> None:
+        mosaic.zero_rows_from(v_ring.at[mosaic.ds(group * ROWS, ROWS)], valid - group * ROWS)
+        mosaic.arrive(cleaned)
+        mosaic.wait(cleaned)
 
 
 def _store(shape: Shape, group: jax.Array, item: _Item, values: jax.Array, out: Any, scratch: Any) -> None:

@@ -100,7 +100,14 @@ def _attend_tiles(
     def one_group(g: jax.Array, out: jax.Array) -> jax.Array:
         row, first, count, position, kv_len, num_chunks = (
             jax.lax.dynamic_slice_in_dim(x, g * group, group)
-            for x in (tiles.row, tiles.first_token, tiles.num_tokens, tiles.first_position, tiles.kv_len, tiles.num_chunks)
+            for x in (
+                tiles.row,
+                tiles.first_token,
+                tiles.num_tokens,
+                tiles.first_position,
+                tiles.kv_len,
+                tiles.num_chunks,
+            )
         )
         step = jnp.arange(tile, dtype=jnp.int32)[None, :]
         token = jnp.where(step < count[:, None], first[:, None] + step, num_tokens)  # [B, t]; T is dropped

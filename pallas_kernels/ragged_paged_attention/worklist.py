@@ -51,13 +51,15 @@ class DecodeWork:
       pieces: i32[E, 8], columns row, first token, end, slot of the partial result (-1: the
         piece is the whole row), length of the row, piece number; the rest unused.
       first: i32[lists + 1]; list w does items first[w] … first[w + 1] - 1; item i is head i % K of piece i // K.
-      slots: i32[R, 2], a row's first slot and number of slots (0: nothing to combine).
+      cut: i32[R, 4], columns row, its first slot, its number of slots, unused: the rows of several pieces.
+      num_cut: i32[1], how many those are; they come first.
       num_slots: static, slots that exist.
     """
 
     pieces: jax.Array
     first: jax.Array
-    slots: jax.Array
+    cut: jax.Array
+    num_cut: jax.Array
     num_slots: int = flax.struct.field(pytree_node=False)
 
 
@@ -87,16 +89,26 @@ def plan_decode(lengths: jax.Array, max_len: int, workers: Workers) -> DecodeWor
     start = part * size[row]
     end = jnp.where(real, jnp.minimum(start + size[row], lengths[row]), start)
 
-    cut = jnp.where(count > 1, count, 0)
-    first_slot = jnp.cumsum(cut, dtype=jnp.int32) - cut
-    slot = jnp.where(cut[row] > 0, first_slot[row] + part, -1)
+    slots = jnp.where(count > 1, count, 0)
+    first_slot = jnp.cumsum(slots, dtype=jnp.int32) - slots
+    slot = jnp.where(slots[row] > 0, first_slot[row] + part, -1)
     zero = jnp.zeros_like(row)
     pieces = jnp.stack([row, start, end, slot, lengths[row], part, zero, zero], axis=1)
     cost = jnp.where(real, -(-(end - start) // PIECE_STEP) + OVERHEAD, 0)
+    several = slots > 0
+    num_cut = jnp.sum(several, dtype=jnp.int32)[None]
+    rows = jnp.arange(num_rows, dtype=jnp.int32)
+    place = jnp.where(several, jnp.cumsum(several, dtype=jnp.int32) - 1, num_rows)
+    cut = (
+        jnp.zeros((num_rows, 4), jnp.int32)
+        .at[place]
+        .set(jnp.stack([rows, first_slot, slots, rows], axis=1), mode="drop")
+    )
     return DecodeWork(
         pieces=pieces,
         first=_deal(cost, ends[-1], workers),
-        slots=jnp.stack([first_slot, cut], axis=1),
+        cut=cut,
+        num_cut=num_cut,
         num_slots=num_rows * most if most > 1 else 0,
     )
 

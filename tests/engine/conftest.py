@@ -6,6 +6,8 @@ import pytest
 
 from octavo.configs.engine import EngineConfig
 from octavo.engine.core import EngineCore
+from octavo.engine.kv_groups import KVGroups
+from octavo.engine.scheduler import Scheduler
 from tests.references.tiny_models import BY_NAME, write_checkpoint
 
 SMALL = {
@@ -37,11 +39,18 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory):
 
 @pytest.fixture
 def make_core(checkpoint):
-    """A function that starts an engine core on a tiny model; all are closed at the end."""
+    """A function that starts an engine core on a tiny model; all are closed at the end.
+
+    `pool`: blocks that the scheduler may use. The device's cache keeps its size, so that the programs
+    of other tests serve here as well.
+    """
     cores = []
 
-    def make(model: str = "llama-gqa", **options) -> EngineCore:
+    def make(model: str = "llama-gqa", pool: int | None = None, **options) -> EngineCore:
         core = EngineCore(EngineConfig(model=str(checkpoint(model)), **(SMALL | options)))
+        if pool is not None:
+            groups = KVGroups([pool], [core.config.block_size])
+            core.scheduler = Scheduler(core.scheduler.config, core.runner.warm_up.ladder, groups)
         cores.append(core)
         return core
 

@@ -83,7 +83,7 @@ def test_other_engines(make_core, alone, options):
 
 def test_preempted(make_core, alone):
     """A pool so small that running requests lose their blocks again and again."""
-    core = make_core(num_gpu_blocks_override=14, max_num_seqs=4)
+    core = make_core(pool=14)
     items = [item for item in without_prompt_logprobs()]
     results = run(core, items)
     assert core.scheduler.stats.num_preemptions > 0
@@ -99,7 +99,7 @@ def test_preempted_with_penalties_and_seeds(make_core, lockstep):
     }  # fmt: skip
     items = [request(f"r{i}", ids, **settings) for i, ids in enumerate(prompts((20, 33, 17, 40, 5, 31)))]
     roomy = run(make_core(async_scheduling=not lockstep), items)
-    core = make_core(num_gpu_blocks_override=10, async_scheduling=not lockstep)
+    core = make_core(pool=10, async_scheduling=not lockstep)
     tight = run(core, items)
     assert core.scheduler.stats.num_preemptions > 0
     assert_all_equal(tight, roomy, "preempted")
@@ -179,7 +179,7 @@ def test_a_nan_ends_one_request_and_its_blocks_are_not_reused(make_core, alone):
 
 def test_aborts_in_flight_leave_the_survivors_alone(make_core, alone):
     """Blocks of an aborted request are given to others while a step still writes them."""
-    core = make_core(num_gpu_blocks_override=24)
+    core = make_core(pool=24)
     items = without_prompt_logprobs()
     cancelled = [request(f"c{i}", ids, max_tokens=100) for i, ids in enumerate(prompts((30, 60, 45, 20), seed=9))]
 
@@ -188,7 +188,9 @@ def test_aborts_in_flight_leave_the_survivors_alone(make_core, alone):
             core.abort(f"c{step // 3}")
             core.abort(f"c{step // 3}")  # twice is nothing
 
-    results = run(core, [i for pair in zip(cancelled, items[:4], strict=True) for i in pair] + items[4:], each_step=cancel)
+    results = run(
+        core, [i for pair in zip(cancelled, items[:4], strict=True) for i in pair] + items[4:], each_step=cancel
+    )
     assert {k: v for k, v in results.items() if k[0].startswith("c")}.keys() == {(f"c{i}", 0) for i in range(4)}
     assert_all_equal({k: v for k, v in results.items() if k[0].startswith("r")}, alone, "beside aborts")
     assert core.scheduler._groups.usage == 0

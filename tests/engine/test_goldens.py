@@ -1,11 +1,14 @@
 """Every supported configuration through the engine, against transformers: whole, cached, chunked, batched."""
 
 import pathlib
+from collections.abc import Iterator
 from typing import Any
 
+import jax
 import pytest
 
-from octavo.engine import Engine, SamplingParams
+from octavo.engine import Engine, SamplingParams, startup
+from octavo.engine.buckets import Ladder, make_ladder
 from tests.references import naive
 from tests.references.compare import check_output
 from tests.references.goldens import Golden, tiny_golden
@@ -16,17 +19,33 @@ BLOCK = 16
 OTHERS = ([9, 8, 7] * 10, [200, 100] * 9)  # prompts that share the batch
 
 
+@pytest.fixture(autouse=True)
+def quick_start(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Thirty engines start here: coarse programs can serve everything, and XLA's optimisations cost half the time."""
+
+    def coarse_only(*arguments: Any) -> Ladder:
+        ladder = make_ladder(*arguments)
+        return Ladder(programs=ladder.coarse, coarse=ladder.coarse)
+
+    monkeypatch.setattr(startup, "make_ladder", coarse_only)
+    jax.config.update("jax_disable_most_optimizations", jax.default_backend() == "cpu")
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
 def start(model: pathlib.Path, golden: Golden, **options: Any) -> Engine:
     """A small engine whose step holds the golden's prompt and hardly more: two of them make chunks."""
     length = len(golden.prompt)
-    budget = length + 8
+    budget = 56 if length < 56 else 160  # two rungs for all, so that programs are shared
     return Engine(
         str(model),
-        max_model_len=(length + len(golden.output) + BLOCK) // BLOCK * BLOCK,
+        max_model_len=192,
         max_num_seqs=4,
         max_num_batched_tokens=budget,
         block_size=BLOCK,
         num_gpu_blocks_override=64,
+        max_logprobs=TOP,
+        progress=False,
         decode_rungs=(4,),
         token_rungs=(budget,),
         **options,
@@ -40,17 +59,17 @@ def params(golden: Golden, **options: Any) -> SamplingParams:
 def check_all_ways(engine: Engine, golden: Golden, tolerance: float) -> None:
     """The same request alone, from the prefix cache, and in chunks beside others."""
     with_prompt, without = params(golden, prompt_logprobs=TOP), params(golden)
-    alone = engine.generate(golden.prompt, with_prompt)[0]
+    alone = engine.generate(golden.prompt, with_prompt, use_tqdm=False)[0]
     assert alone.prompt_logprobs is not None
     check_output(alone, golden, tolerance)
 
-    cached = engine.generate(golden.prompt, without)[0]
+    cached = engine.generate(golden.prompt, without, use_tqdm=False)[0]
     assert cached.num_cached_tokens == (len(golden.prompt) - 1) // BLOCK * BLOCK
     check_output(cached, golden, tolerance)
 
     other = SamplingParams(temperature=1.0, seed=1, max_tokens=9, ignore_eos=True)
     prompts = [OTHERS[0], golden.prompt, OTHERS[1], golden.prompt]
-    results = engine.generate(prompts, [other, with_prompt, other, without])
+    results = engine.generate(prompts, [other, with_prompt, other, without], use_tqdm=False)
     check_output(results[1], golden, tolerance)
     check_output(results[3], golden, tolerance)
 
@@ -82,7 +101,8 @@ def test_gguf_without_loss(name: str, kind: str, tmp_path: pathlib.Path) -> None
     write_gguf(BY_NAME[name], path, kind)
     golden = tiny_golden(BY_NAME[name])
     with start(path, golden, dtype="float32") as engine:
-        check_output(engine.generate(golden.prompt, params(golden, prompt_logprobs=TOP))[0], golden, 2e-3)
+        result = engine.generate(golden.prompt, params(golden, prompt_logprobs=TOP), use_tqdm=False)[0]
+    check_output(result, golden, 2e-3)
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1"])
@@ -95,7 +115,7 @@ def test_gguf_dequantised(kind: str, tmp_path: pathlib.Path) -> None:
     expected = naive.prompt_logprobs(naive.NaiveModel(tiny.config, kept), ids)
     with start(tmp_path / "model.gguf", golden, dtype="float32") as engine:
         one = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
-        result = engine.generate(golden.prompt, one)[0]
+        result = engine.generate(golden.prompt, one, use_tqdm=False)[0]
     assert result.prompt_logprobs is not None
     for index, entries in enumerate(result.prompt_logprobs[1:]):
         token = golden.prompt[index + 1]

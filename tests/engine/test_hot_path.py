@@ -34,6 +34,13 @@ def count_events(*names):
         jax.monitoring.unregister_event_duration_listener(listen)
 
 
+def test_the_counter_counts():
+    with count_events(COMPILED, TRACED) as counts:
+        jax.jit(lambda x: x * 3 + 1)(jax.numpy.arange(3)).block_until_ready()
+    assert counts[COMPILED] >= 1
+    assert counts[TRACED] >= 1
+
+
 EVERY_FEATURE = [
     {},
     {"logprobs": None},
@@ -59,7 +66,7 @@ def mixed_load():
 
 
 def test_nothing_compiles_after_warm_up_and_each_step_is_one_device_call(make_core):
-    core = make_core(num_gpu_blocks_override=40)
+    core = make_core(pool=40)
     plans, launch = [], core.runner.launch
 
     def counting_launch(plan):
@@ -71,6 +78,7 @@ def test_nothing_compiles_after_warm_up_and_each_step_is_one_device_call(make_co
 
     core.runner.launch = counting_launch
     with count_events(COMPILED, TRACED) as counts:
+        run(core, [request("alone", [5, 6, 7], logprobs=None)])
         run(core, mixed_load())
     assert counts == {COMPILED: 0, TRACED: 0}
     assert core.runner.num_device_calls == len(plans)
@@ -91,7 +99,7 @@ def test_the_state_is_updated_in_place(make_core):
 
 def test_results_are_small(make_core):
     """O(k) for a row, never O(vocabulary)."""
-    core = make_core(max_logprobs=5)
+    core = make_core()
     sizes, fetch = [], core.runner.fetch
 
     def measuring_fetch(sampled):

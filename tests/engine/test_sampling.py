@@ -137,7 +137,8 @@ def test_a_mask_that_leaves_nothing_gives_way(logits):
 
 @pytest.mark.parametrize("lazy", [False, True])
 @pytest.mark.parametrize(
-    ("top_k", "top_p", "min_p"), [(1, 1.0, 0.0), (5, 1.0, 0.0), (0, 0.4, 0.0), (9, 0.5, 0.0), (0, 1.0, 0.3), (20, 0.9, 0.2)]
+    ("top_k", "top_p", "min_p"),
+    [(1, 1.0, 0.0), (5, 1.0, 0.0), (0, 0.4, 0.0), (9, 0.5, 0.0), (0, 1.0, 0.3), (20, 0.9, 0.2)],
 )
 def test_kept_sets_equal_those_of_a_sort(logits, top_k, top_p, min_p, lazy):
     """top_k, then top_p of what is left, then min_p."""
@@ -189,7 +190,9 @@ def test_a_seed_gives_the_same_token_in_any_row_and_company(logits):
     alone = draw(logits[None], [mine]).token[0]
     assert draw(np.stack([logits] * 2), [other, mine]).token[1] == alone
     assert draw(np.stack([logits] * 3), [other, other, mine]).token[2] == alone
-    positions = {int(draw(logits[None], [([1] * n, 1, SlotParams(temperature=1.0, seed=42))]).token[0]) for n in range(1, 20)}
+    positions = {
+        int(draw(logits[None], [([1] * n, 1, SlotParams(temperature=1.0, seed=42))]).token[0]) for n in range(1, 20)
+    }
     assert len(positions) > 3, "and another one at another position"
 
 
@@ -213,7 +216,9 @@ def test_ids_without_a_string_are_never_drawn(logits):
 def test_top_logits_and_ranks(logits):
     tied = logits.copy()
     tied[[2, 8]] = logits.max() + 1
-    top = sampling.top_logits(jnp.asarray(np.stack([logits, tied])), jnp.array([int(np.argsort(-logits)[4]), 8], jnp.int32), 5)
+    top = sampling.top_logits(
+        jnp.asarray(np.stack([logits, tied])), jnp.array([int(np.argsort(-logits)[4]), 8], jnp.int32), 5
+    )
     assert np.asarray(top.rank).tolist() == [5, 1]
     assert np.asarray(top.ids)[0].tolist() == np.argsort(-logits)[:5].tolist()
     np.testing.assert_allclose(

@@ -30,6 +30,8 @@ def engine() -> Iterator[Engine]:
         decode_rungs=(8,),
         token_rungs=(128,),
         num_gpu_blocks_override=256,
+        max_logprobs=TOP,
+        progress=False,
     ) as engine:
         yield engine
 
@@ -38,7 +40,7 @@ def test_eight_prompts_at_once(engine: Engine) -> None:
     """The long ones take several steps while the short ones already decode."""
     goldens = smollm2_goldens()
     params = SamplingParams(temperature=0, max_tokens=48, ignore_eos=True, logprobs=TOP, prompt_logprobs=TOP)
-    results = engine.generate([golden.prompt for _, golden in goldens.values()], params)
+    results = engine.generate([golden.prompt for _, golden in goldens.values()], params, use_tqdm=False)
     for result, (_, golden) in zip(results, goldens.values(), strict=True):
         check_output(result, golden, TOLERANCE)
         assert list(result.outputs[0].token_ids) == golden.output
@@ -50,9 +52,9 @@ def test_text_alone(engine: Engine, name: str) -> None:
     prompt, golden = smollm2_goldens()[name]
     params = SamplingParams(temperature=0, max_tokens=48, ignore_eos=True)
     if "text" in prompt:
-        result = engine.generate(prompt["text"], params)[0]
+        result = engine.generate(prompt["text"], params, use_tqdm=False)[0]
     else:
-        result = engine.chat(prompt["messages"], params)[0]
+        result = engine.chat(prompt["messages"], params, use_tqdm=False)[0]
     assert list(result.prompt_token_ids) == golden.prompt
     assert list(result.outputs[0].token_ids) == golden.output
     assert result.outputs[0].finish_reason == "length"
@@ -64,8 +66,8 @@ def test_prompt_ids(engine: Engine, name: str) -> None:
     prompt, golden = smollm2_goldens()[name]
     params = SamplingParams(temperature=0, max_tokens=1)
     if "text" in prompt:
-        result = engine.generate(prompt["text"], params)[0]
+        result = engine.generate(prompt["text"], params, use_tqdm=False)[0]
     else:
-        result = engine.chat(prompt["messages"], params)[0]
+        result = engine.chat(prompt["messages"], params, use_tqdm=False)[0]
     assert list(result.prompt_token_ids) == golden.prompt
     assert list(result.outputs[0].token_ids) == golden.output[:1]

@@ -13,8 +13,6 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
-
 from tests.goldens.torch_reference import load_directory, load_smollm2
 from tests.references.tiny_models import MODELS, OUTPUT_LENGTH, TOP, make_prompt, write_checkpoint
 

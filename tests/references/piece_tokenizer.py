@@ -7,7 +7,27 @@ from octavo.engine.text.tokenizer import Tokenizer, add_around
 
 SPECIAL = ("<unk>", "<s>", "</s>")
 FIRST_BYTE = len(SPECIAL)
-PIECES = ("▁", "▁▁", "▁the", "▁leading", "a", "b", "e", "h", "l", "o", "t", "he", "el", "lo", ".", "日", "本", "▁日", "é")
+PIECES = (
+    "▁",
+    "▁▁",
+    "▁the",
+    "▁leading",
+    "a",
+    "b",
+    "e",
+    "h",
+    "l",
+    "o",
+    "t",
+    "he",
+    "el",
+    "lo",
+    ".",
+    "日",
+    "本",
+    "▁日",
+    "é",
+)
 FIRST_PIECE = FIRST_BYTE + 256
 
 

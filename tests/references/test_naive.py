@@ -55,7 +55,7 @@ WRONG = {
 @pytest.mark.golden
 @pytest.mark.parametrize("name", WRONG)
 def test_goldens_notice_a_wrong_rope(name: str) -> None:
-    """Each setting moves some log-probability by far more than any test's tolerance (0.05 in bfloat16)."""
+    """Each setting moves some log-probability by more than any test's tolerance (0.05 in bfloat16)."""
     tiny = tiny_models.BY_NAME[name]
     golden = tiny_golden(tiny)
     config = dict(tiny.config)
@@ -64,13 +64,13 @@ def test_goldens_notice_a_wrong_rope(name: str) -> None:
     model = naive.NaiveModel(config, tiny_models.make_weights(name))
     ids = golden.prompt + golden.output
     chosen = naive.prompt_logprobs(model, ids)[np.arange(len(ids) - 1), ids[1:]]
-    assert np.abs(chosen - golden.chosen[1:]).max() > 0.2
+    assert np.abs(chosen - golden.chosen[1:]).max() > 0.1
 
 
 def test_weights_are_the_same_everywhere() -> None:
     weight = tiny_models.make_weights("llama-gqa")["model.layers.0.self_attn.q_proj.weight"]
-    assert weight[0, :3].tolist() == [-0.125, 0.0693359375, -0.154296875]
-    assert 0.14 < weight.std() < 0.16
+    assert weight[0, :3].tolist() == [-0.08349609375, 0.046142578125, -0.10302734375]
+    assert 0.095 < weight.std() < 0.105
 
 
 def test_penalties_bias_and_bans_by_hand() -> None:

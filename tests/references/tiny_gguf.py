@@ -21,6 +21,7 @@ _NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+_MERGES = ["Ä ı"]  # makes the piece U+010F of two bytes; there must be one, since the writer leaves out empty lists
 _TOP_NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
 
@@ -91,7 +92,7 @@ def _add_metadata(writer: gguf.GGUFWriter, model: TinyModel) -> None:
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(vocabulary(config["vocab_size"]))
     writer.add_token_types(types)
-    writer.add_token_merges([])
+    writer.add_token_merges(_MERGES)
     writer.add_bos_token_id(config["bos_token_id"])
     writer.add_eos_token_id(config["eos_token_id"])
     writer.add_chat_template(CHAT_TEMPLATE)

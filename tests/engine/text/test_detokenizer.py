@@ -1,5 +1,6 @@
 """B2 of the failure cases: what streams joins to the text of all ids, however it is cut."""
 
+import itertools
 import time
 
 import pytest
@@ -27,22 +28,18 @@ def stream(tokenizer: Tokenizer, ids: list[int], cuts: list[int], **options: boo
     """The pieces when ids come cut at `cuts`."""
     detokenizer = make_detokenizer(tokenizer, **options)
     bounds = [0, *sorted({c for c in cuts if c < len(ids)}), len(ids)]
-    pieces = [detokenizer.push(ids[a:b]) for a, b in zip(bounds, bounds[1:], strict=False)]
+    pieces = [detokenizer.push(ids[a:b]) for a, b in itertools.pairwise(bounds)]
     return [*pieces, detokenizer.flush()]
 
 
 @given(BYTE_IDS, st.lists(st.integers(0, 60)), st.booleans())
-def test_byte_level_equals_decoding_all(
-    byte_tokenizer: Tokenizer, ids: list[int], cuts: list[int], skip: bool
-) -> None:
+def test_byte_level_equals_decoding_all(byte_tokenizer: Tokenizer, ids: list[int], cuts: list[int], skip: bool) -> None:
     text = "".join(stream(byte_tokenizer, ids, cuts, skip_special_tokens=skip))
     assert text == byte_tokenizer.decode(ids, skip_special_tokens=skip)
 
 
 @given(PIECE_IDS, st.lists(st.integers(0, 60)), st.booleans())
-def test_pieces_equal_decoding_all(
-    piece_tokenizer: Tokenizer, ids: list[int], cuts: list[int], skip: bool
-) -> None:
+def test_pieces_equal_decoding_all(piece_tokenizer: Tokenizer, ids: list[int], cuts: list[int], skip: bool) -> None:
     text = "".join(stream(piece_tokenizer, ids, cuts, skip_special_tokens=skip))
     assert text == piece_tokenizer.decode(ids, skip_special_tokens=skip)
 

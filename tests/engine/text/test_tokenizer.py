@@ -112,7 +112,7 @@ def test_code_and_broken_files_are_refused(folder: pathlib.Path, tmp_path_factor
     with pytest.raises(LoadError, match="chat_template"):
         tokenizer_from_directory(folder)
     (folder / "tokenizer_config.json").write_text("[" * 100_000)
-    with pytest.raises(LoadError, match="tokenizer_config.json"):
+    with pytest.raises(LoadError, match=r"tokenizer_config\.json"):
         tokenizer_from_directory(folder)
     (folder / "tokenizer_config.json").write_text("{}")
     (folder / "tokenizer.json").write_text("{}")
@@ -120,6 +120,13 @@ def test_code_and_broken_files_are_refused(folder: pathlib.Path, tmp_path_factor
         tokenizer_from_directory(folder)
     with pytest.raises(LoadError, match="no tokenizer"):
         tokenizer_from_directory(tmp_path_factory.mktemp("empty"))
+
+
+def test_sentencepiece_files_need_its_package(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(b"")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(LoadError, match="install the package sentencepiece"):
+        tokenizer_from_directory(tmp_path)
 
 
 @pytest.mark.parametrize("text", [None, 5, b"bytes"])
@@ -146,7 +153,7 @@ def metadata(pre: str | None = "smollm", **changes: object) -> dict[str, object]
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.token_type": [3, 3, 4] + [1] * (len(tokens) - 3),
-        "tokenizer.ggml.merges": [f"{space} {space}", "1 2", f"{space} 1", "h e", "he l"],
+        "tokenizer.ggml.merges": [f"{space} {space}", f"{space} 1", "1 2", "h e", "he l"],
         "tokenizer.ggml.bos_token_id": 0,
         "tokenizer.ggml.eos_token_id": 1,
         "tokenizer.chat_template": "{{ messages }}",
@@ -175,7 +182,9 @@ def test_gguf_splittings() -> None:
     assert spelled(tokenizer_from_gguf(metadata("smollm")), "hel 12") == [b"hel", b" ", b"1", b"2"]
     assert spelled(tokenizer_from_gguf(metadata("qwen2")), "hel 12") == [b"hel", b" ", b"1", b"2"]
     assert spelled(tokenizer_from_gguf(metadata("llama-bpe")), "hel 12") == [b"hel", b" ", b"12"]
-    assert tokenizer_from_gguf(metadata("qwen2")).encode("e\u0301") == tokenizer_from_gguf(metadata("qwen2")).encode("é")
+    assert tokenizer_from_gguf(metadata("qwen2")).encode("e\u0301") == tokenizer_from_gguf(metadata("qwen2")).encode(
+        "é"
+    )
 
 
 def test_gguf_bos() -> None:
