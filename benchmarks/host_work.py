@@ -1,6 +1,6 @@
-"""Host time of a whole step at 256 decode rows: schedule, pack and dispatch, commit. Waiting for the device is left out.
+"""Host time of a step at 256 decode rows: schedule, pack and dispatch, commit. Waiting for the device is left out.
 
-    python benchmarks/host_work.py [--rows 256] [--steps 100]
+    python -m benchmarks.host_work [--rows 256] [--steps 100]
 
 The model is small but has as many layers, and so as many arrays a dispatch, as SmolLM2.
 """
@@ -78,7 +78,7 @@ def measure(rows: int, steps: int) -> dict[str, list[float]]:
     params = SamplingParams(max_tokens=steps + 50, ignore_eos=True, temperature=0.7, seed=1)
     for i in range(rows):
         core.add(Request(request_id=str(i), prompt_token_ids=[5 + i % 300, 7, 9], params=params))
-    while core.scheduler.num_waiting or core.has_unfinished and core.scheduler.num_running < rows:
+    while core.scheduler.num_waiting or (core.has_unfinished and core.scheduler.num_running < rows):
         core.step()
     for _ in range(20):
         core.step()

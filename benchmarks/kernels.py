@@ -25,11 +25,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from octavo.pallas_kernels import mosaic
 from octavo.pallas_kernels import ragged_paged_attention as op
 from octavo.pallas_kernels.ragged_paged_attention import mosaic_gpu
 from octavo.pallas_kernels.ragged_paged_attention.cases import BENCH_CASES, Case
-from octavo.pallas_kernels.ragged_paged_attention.mosaic_write import write
 
 SCALE = 128**-0.5
 POOL_BYTES = 220e6
@@ -121,9 +119,7 @@ def time_write(case: Case, inputs: Inputs, calls: int) -> float:
     @functools.partial(jax.jit, donate_argnums=0)
     def program(cache: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         for i in range(calls):
-            plan, kept = plans[i % len(plans)], jax.new_ref(cache, memory_space=mosaic.GMEM)
-            write(kept, k, v, plan.write_block, plan.write_offset, blocks=WORKERS // 2, interpret=False)
-            cache = jax.freeze(kept)
+            cache = mosaic_gpu.write(cache, k + i, v, plans[i % len(plans)])
         return cache
 
     state = [inputs.cache + 0]

@@ -84,7 +84,8 @@ class EngineConfig:
             _positive(name, getattr(self, name))
         if self.num_gpu_blocks_override is not None and self.num_gpu_blocks_override < 2:
             raise ConfigError(
-                f"num_gpu_blocks_override must be at least 2 (one block stays empty), got {self.num_gpu_blocks_override}"
+                "num_gpu_blocks_override must be at least 2 (one block stays empty), "
+                f"got {self.num_gpu_blocks_override}"
             )
         if not (math.isfinite(self.gpu_memory_utilization) and 0 < self.gpu_memory_utilization <= 1):
             raise ConfigError(f"gpu_memory_utilization must be in (0, 1], got {self.gpu_memory_utilization}")

@@ -87,7 +87,7 @@ def solve(memory: Memory, bytes_per_block: int, block_size: int, resolved: Resol
         raise KVCacheMemoryError(
             f"no room for the KV cache: one sequence of max_model_len {resolved.max_model_len} needs {needed} blocks "
             f"of {block_size} tokens ({needed * bytes_per_block / GIB:.2f} GiB), and {blocks} fit: usable memory "
-            f"{memory.usable / GIB:.2f} GiB less weights {memory.weights / GIB:.2f}, state {memory.state / GIB:.2f} and "
+            f"{memory.usable / GIB:.2f} GiB less weights {memory.weights / GIB:.2f}, state {memory.state / GIB:.2f}, "
             f"temporaries {memory.temporaries / GIB:.2f}. Lower max_model_len or raise gpu_memory_utilization"
         )
     return int(blocks)

@@ -18,7 +18,7 @@ from octavo.engine import state as device_state
 from octavo.engine.batch import pack, packed_size
 from octavo.engine.buckets import Ladder, Program
 from octavo.engine.plan import Plan, SampledHost
-from octavo.engine.state import DeviceState, StateShape
+from octavo.engine.state import DeviceState
 from octavo.engine.step import Sampled, StepConfig, step, to_host
 from octavo.engine.warmup import Compiled, WarmUp
 from octavo.pallas_kernels.ragged_paged_attention.api import cache_spec

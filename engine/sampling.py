@@ -12,6 +12,7 @@ from collections.abc import Callable
 import flax.struct
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
 
 from octavo.engine.state import NOTHING, Constrained, SamplingState, Slots, bit_mask
 
@@ -43,11 +44,11 @@ class TopLogits:
 
 
 def sample(
-    logits: jax.Array,
+    logits: Float[Array, "R V"],
     slots: Slots,
     constrained: Constrained,
-    slot: jax.Array,
-    position: jax.Array,
+    slot: Int[Array, " R"],
+    position: Int[Array, " R"],
     *,
     full: bool,
     vocab_size: int,
@@ -90,14 +91,14 @@ def sample(
     return Chosen(token=token, logprob=logprob_of(logits, token), finite=finite)
 
 
-def logprob_of(logits: jax.Array, token: jax.Array) -> jax.Array:
-    """f32[G, V], i32[G] -> f32[G]: the raw log-probability of `token`."""
+def logprob_of(logits: Float[Array, "G V"], token: Int[Array, " G"]) -> Float[Array, " G"]:
+    """The raw log-probability of `token`."""
     at = jnp.take_along_axis(logits, token[:, None], axis=-1)[:, 0]
     return at - jax.nn.logsumexp(logits, axis=-1)
 
 
-def top_logits(logits: jax.Array, token: jax.Array, count: int) -> TopLogits:
-    """The `count` likeliest of f32[G, V] and the rank of `token` i32[G]; ties rank alike."""
+def top_logits(logits: Float[Array, "G V"], token: Int[Array, " G"], count: int) -> TopLogits:
+    """The `count` likeliest and the rank of `token`; ties rank alike."""
     at = jnp.take_along_axis(logits, token[:, None], axis=-1)
     values, ids = jax.lax.top_k(logits, count)
     total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
@@ -106,7 +107,9 @@ def top_logits(logits: jax.Array, token: jax.Array, count: int) -> TopLogits:
     )
 
 
-def count_tokens(constrained: Constrained, row: jax.Array, token: jax.Array, samples: jax.Array) -> Constrained:
+def count_tokens(
+    constrained: Constrained, row: Int[Array, " R"], token: Int[Array, " R"], samples: Bool[Array, " R"]
+) -> Constrained:
     """Adds the tokens that this step drew to the penalties' counts."""
     row = jnp.where(samples, row, constrained.counts.shape[0])
     return dataclasses.replace(constrained, counts=constrained.counts.at[row, token].add(1, mode="drop"))

@@ -26,6 +26,7 @@ GMEM = plgpu.GMEM
 ds = pl.ds
 when = pl.when
 
+WARPGROUP = 128  # threads
 LOG2E = math.log2(math.e)
 ROWS = plgpu.Layout.WGMMA.reduce(1)  # one number per row of a matrix fragment
 COLUMNS = plgpu.Layout.WGMMA.reduce(0)
@@ -34,7 +35,7 @@ MATRIX = plgpu.Layout.WGMMA
 
 def run(
     body: Callable[..., None],
-    *operands: jax.Array,
+    *operands: Any,
     out: Sequence[jax.ShapeDtypeStruct],
     scratch: dict[str, Any],
     grid: dict[str, int],
@@ -55,7 +56,7 @@ def run(
         interpret=plgpu.InterpretGPUParams() if interpret else None,
         kernel_name=name,
     )
-    return kernel(*operands)
+    return tuple(kernel(*operands))
 
 
 def warpgroup() -> jax.Array:
@@ -84,6 +85,15 @@ def matrix_full(shape: tuple[int, int], value: float) -> jax.Array:
 def rows_load(ref: Any) -> jax.Array:
     """A vector from global memory, one number per row."""
     return plgpu.load(ref, layout=ROWS, optimized=False)
+
+
+def vector_load(ref: Any) -> jax.Array:
+    """A vector of 64 or a multiple of 128 numbers from global memory."""
+    return rows_load(ref) if ref.shape[0] % WARPGROUP else ref[...]
+
+
+def vector_zeros(size: int) -> jax.Array:
+    return rows_full(size, 0.0) if size % WARPGROUP else jnp.zeros((size,), jnp.float32)
 
 
 def iota(shape: tuple[int, int], axis: int) -> jax.Array:

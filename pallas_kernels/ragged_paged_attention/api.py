@@ -19,6 +19,7 @@ from typing import Any
 import flax.struct
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Int
 
 from octavo.configs.cache import KVSpec
 from octavo.configs.errors import ConfigError
@@ -127,10 +128,10 @@ type Attend = Callable[..., tuple[jax.Array, Any]]
 
 
 def prepare(
-    kv_lens: jax.Array,
-    block_tables: jax.Array,
-    cu_q_lens: jax.Array,
-    num_decode: jax.Array,
+    kv_lens: Int[Array, " R"],
+    block_tables: Int[Array, "R P"],
+    cu_q_lens: Int[Array, " R+1"],
+    num_decode: Int[Array, ""],
     *,
     num_tokens: int,
     block_size: int,

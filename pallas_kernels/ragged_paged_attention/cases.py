@@ -8,6 +8,9 @@ import numpy as np
 from octavo.pallas_kernels.ragged_paged_attention.api import Tiling
 
 
+_SMALL_TILING = Tiling(chunk=32, decode_group=2, tile=8, prefill_group=2)
+
+
 @dataclasses.dataclass(frozen=True)
 class Case:
     """One ragged batch: (query length, KV length) per row, decode rows first."""
@@ -24,7 +27,7 @@ class Case:
     soft_cap: float | None = None
     sinks: bool = False
     causal: bool = True
-    tiling: Tiling = Tiling(chunk=32, decode_group=2, tile=8, prefill_group=2)
+    tiling: Tiling = _SMALL_TILING
 
 
 _DECODE = tuple((1, n) for n in (1, 15, 16, 17, 64, 65, 33))

@@ -45,7 +45,7 @@ def combine(out: Any, part: jax.Array, lse: jax.Array, work: DecodeWork, shape: 
             index = [jnp.minimum(i * AT_ONCE + j, count - 1) for j in range(AT_ONCE)]
             real = [i * AT_ONCE + j < count for j in range(AT_ONCE)]
             sums = [lse[first + j, kv_head, member] for j in index]
-            parts = [part[(first + j) * shape.num_heads + head] for j in index]
+            parts = [mosaic.vector_load(part.at[(first + j) * shape.num_heads + head]) for j in index]
             new_high = high
             for s in sums:
                 new_high = jnp.maximum(new_high, s)
@@ -56,7 +56,7 @@ def combine(out: Any, part: jax.Array, lse: jax.Array, work: DecodeWork, shape: 
                 total, acc = total + weight, acc + p * weight
             return new_high, total, acc
 
-        carry = (jnp.float32(-1e30), jnp.float32(0.0), jnp.zeros((shape.head_size,), jnp.float32))
+        carry = (jnp.float32(-1e30), jnp.float32(0.0), mosaic.vector_zeros(shape.head_size))
         _, total, acc = lax.fori_loop(0, lax.div(count + (AT_ONCE - 1), jnp.int32(AT_ONCE)), some, carry)
         out[row, head] = (acc / total).astype(out.dtype)
 

@@ -2,7 +2,7 @@
 
 Two kernels share a step, decode (mosaic_decode.py) and prefill (mosaic_prefill.py); a third
 merges decode rows that were cut (mosaic_combine.py). They only read the cache; the new keys and
-values are written before, in place (mosaic_write.py). What `supports` refuses is the reference's.
+values are written before, in place. What `supports` refuses is the reference's.
 """
 
 import jax
@@ -13,7 +13,7 @@ from octavo.pallas_kernels.ragged_paged_attention.api import AttentionPlan
 from octavo.pallas_kernels.ragged_paged_attention.mosaic_combine import combine
 from octavo.pallas_kernels.ragged_paged_attention.mosaic_decode import ROWS, Shape, decode
 from octavo.pallas_kernels.ragged_paged_attention.mosaic_prefill import prefill
-from octavo.pallas_kernels.ragged_paged_attention.mosaic_write import write
+from octavo.pallas_kernels.ragged_paged_attention.worklist import PREFILL_TILE
 
 BLOCK_SIZES = (16, 32, 64)
 HEAD_SIZES = (64, 128)
@@ -71,16 +71,15 @@ def attend(
         reason = "key and value scales"
     if sinks is not None and num_heads % 8:
         reason = f"sinks need a multiple of 8 heads, got {num_heads}"
+    if plan.prefill_work is not None and num_tokens % 8:
+        reason = f"a step with prefill rows needs a multiple of 8 tokens, got {num_tokens}"
     if plan.decode_work is None or plan.tiling.workers is None:
         reason = "the plan has no work list: prepare it with Tiling(workers=...)"
     if reason is not None or plan.decode_work is None or plan.tiling.workers is None:
         raise NotImplementedError(f"mosaic_gpu attention: {reason}")
     blocks = plan.tiling.workers.lists // 2 if blocks is None else blocks
     if k is not None and v is not None:
-        kept = jax.new_ref(cache, memory_space=mosaic.GMEM)
-        k, v = k.astype(cache.dtype), v.astype(cache.dtype)
-        write(kept, k, v, plan.write_block, plan.write_offset, blocks=blocks, interpret=interpret)
-        cache = jax.freeze(kept)
+        cache = write(cache, k, v, plan)
     shape = Shape(
         num_heads, num_kv_heads, head_size, block_size, scale, causal, window, soft_cap, blocks, interpret
     )  # fmt: skip
@@ -102,6 +101,22 @@ def attend(
             prefill(ref, wide, rows, plan.block_tables, plan.prefill_work, per_head, shape)
         out = jax.freeze(ref)
     return out.reshape(q.shape), cache
+
+
+def write(cache: jax.Array, k: jax.Array, v: jax.Array, plan: AttentionPlan) -> jax.Array:
+    """The cache with the new keys and values in it, in place where it is donated.
+
+    A scatter of rows of H numbers to places said to be unique: XLA's form for the five axes is five
+    times slower. They are not unique in block 0, where padding goes and anything may stand.
+    """
+    _, _, num_kv_heads, block_size, head_size = cache.shape
+    half = jnp.arange(2, dtype=jnp.int32)[None, :, None]
+    head = jnp.arange(num_kv_heads, dtype=jnp.int32)[None, None, :]
+    block, offset = plan.write_block[:, None, None], plan.write_offset[:, None, None]
+    row = ((block * 2 + half) * num_kv_heads + head) * block_size + offset  # [T, 2, K]
+    new = jnp.stack([k, v], axis=1).astype(cache.dtype)
+    rows = cache.reshape(-1, head_size).at[row].set(new, unique_indices=True, mode="promise_in_bounds")
+    return rows.reshape(cache.shape)
 
 
 def _padded(q: jax.Array, fetched: int) -> jax.Array:

@@ -22,7 +22,6 @@ from octavo.pallas_kernels.ragged_paged_attention.worklist import PREFILL_TILE, 
 TILE = 128  # tokens of KV
 ROWS = PREFILL_TILE // 2  # query tokens of one consumer
 STAGES = 2
-TAKE_TURNS = True  # consumers issue their products alternately
 
 
 def prefill(
@@ -179,6 +178,15 @@ def _consume(
         def softmax(s: jax.Array, t: jax.Array, high: jax.Array, total: jax.Array, masked: bool) -> Any:
             return shape.softmax(s, high, total, see(t) if masked else None)
 
+        def wait_for_turn(t: jax.Array) -> None:
+            """Waits for the turn after tile t's. The one who began second has none after its last.
+
+            Here, between a softmax and the wait for the products in flight, because ptxas would put
+            that wait before the softmax if no branch lay between.
+            """
+            follows = (t + 1 < item.end_tile) | (turn + 1 < turns) | (group == 0)
+            mosaic.when(follows)(lambda: mosaic.wait(mine))
+
         def one_tile(t: jax.Array, carry: Any, masked: bool) -> Any:
             """Scores of tile t, and under their softmax the values of tile t - 1."""
             acc, p, high, total = carry
@@ -187,14 +195,14 @@ def _consume(
 
             def use(s: jax.Array) -> Any:
                 mosaic.arrive(k_free)
-                return softmax(s, t, high, total, masked)
+                used = mosaic.settled(softmax(s, t, high, total, masked))
+                wait_for_turn(t)
+                return used
 
-            if TAKE_TURNS:
-                mosaic.wait(mine)
             mosaic.wait(k_here)
             acc, (p, fade, high, total) = mosaic.overlap(
                 q_tile, k_ring.transpose((1, 0)), (ROWS, TILE), acc, p, v_ring, staging,
-                between=lambda: mosaic.wait(v_here), issued=lambda: mosaic.arrive(other) if TAKE_TURNS else None, use=use,
+                between=lambda: mosaic.wait(v_here), issued=lambda: mosaic.arrive(other), use=use,
             )  # fmt: skip
             mosaic.arrive(v_free)
             p = mosaic.settled(p).astype(q_tile.dtype)
@@ -206,14 +214,12 @@ def _consume(
         if sinks is not None:
             high, total = mosaic.rows_full(ROWS, sinks[item.head]), mosaic.rows_full(ROWS, 1.0)
         k_ring, k_here, k_free, *_ = at(item.first_tile)
-        if TAKE_TURNS:
-            mosaic.wait(mine)
         mosaic.wait(k_here)
         s = mosaic.matmul(q_tile, k_ring.transpose((1, 0)), (ROWS, TILE))
-        if TAKE_TURNS:
-            mosaic.arrive(other)
+        mosaic.arrive(other)
         mosaic.arrive(k_free)
         p, _, high, total = softmax(s, item.first_tile, high, total, True)
+        wait_for_turn(item.first_tile)
         carry = (mosaic.matrix_full((ROWS, size), 0.0), mosaic.settled(p.astype(q_tile.dtype)), high, total)
         first_masked = second = item.first_tile + 1
         if shape.window is None:
@@ -236,12 +242,13 @@ def _consume(
     @mosaic.when(turns > 0)
     def _() -> None:
         fetch_q(jnp.int32(0))
-        if TAKE_TURNS:
-            mosaic.when(group == 1)(lambda: mosaic.arrive(other))
+        @mosaic.when(group == 1)
+        def _() -> None:
+            mosaic.arrive(other)
+
+        mosaic.wait(mine)
 
     lax.fori_loop(0, turns, one_item, jnp.int32(0))
-    if TAKE_TURNS:
-        mosaic.when((turns > 0) & (group == 0))(lambda: mosaic.wait(mine))
     mosaic.store_done()
 
 

@@ -10,25 +10,26 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float, Shaped
 
 from octavo.pallas_kernels.ragged_paged_attention.api import AttentionPlan, Tiles
 
 
 def attend(
-    q: jax.Array,
-    k: jax.Array | None,
-    v: jax.Array | None,
-    cache: jax.Array,
+    q: Float[Array, "T N H"],
+    k: Float[Array, "T K H"] | None,
+    v: Float[Array, "T K H"] | None,
+    cache: Shaped[Array, "blocks 2 K S H"],
     plan: AttentionPlan,
     *,
     scale: float,
     causal: bool = True,
     window: int | None = None,
     soft_cap: float | None = None,
-    sinks: jax.Array | None = None,
-    k_scale: jax.Array | float | None = None,
-    v_scale: jax.Array | float | None = None,
-) -> tuple[jax.Array, jax.Array]:
+    sinks: Float[Array, " N"] | None = None,
+    k_scale: Float[Array, " K"] | float | None = None,
+    v_scale: Float[Array, " K"] | float | None = None,
+) -> tuple[Float[Array, "T N H"], Shaped[Array, "blocks 2 K S H"]]:
     """Writes k and v into the cache, then attends; see `api` for the contract.
 
     Args:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 PIECE_STEP = 64  # tokens: pieces begin and end at multiples of this (a row's last one at its end)
 MAX_PIECES = 32  # of one row, where many rows share the device
 PREFILL_TILE = 128  # query tokens
+FEW_PIECES = 2
 OVERHEAD = 1  # what a piece costs besides its tokens, in steps
 
 
@@ -24,18 +25,19 @@ class Workers:
     Attributes:
       lists: persistent workers, each with a list of its own.
       kv_heads: K; a piece of a row is K items of work, one a head.
-      longest: tokens of a piece where other rows fill the device.
+      longest: tokens of a piece where other rows fill the device; half of that in a row of more than
+        `FEW_PIECES` such pieces, which may be alone among short ones and must not hold up the step.
       shortest: tokens of a piece where none do.
     """
 
     lists: int
     kv_heads: int
-    longest: int = 1024
+    longest: int = 4096
     shortest: int = 64
 
     def pieces(self, num_rows: int, max_len: int) -> int:
         """Most pieces that a row of at most `max_len` tokens is cut into."""
-        busy = min(-(-max_len // self.longest), MAX_PIECES)
+        busy = min(max(FEW_PIECES, -(-max_len // (self.longest // 2))), MAX_PIECES)
         return min(max(self.wanted(num_rows), busy), -(-max_len // self.shortest))
 
     def wanted(self, num_rows: int) -> int:
@@ -78,7 +80,8 @@ def plan_decode(lengths: jax.Array, max_len: int, workers: Workers) -> DecodeWor
     def share(parts: int) -> jax.Array:
         return -(-lengths // (parts * PIECE_STEP)) * PIECE_STEP
 
-    size = jnp.clip(share(wanted), workers.shortest, workers.longest)
+    longest = jnp.where(lengths > FEW_PIECES * workers.longest, workers.longest // 2, workers.longest)
+    size = jnp.clip(share(wanted), workers.shortest, longest)
     size = jnp.maximum(size, share(most))
     count = -(-lengths // size)
     ends = jnp.cumsum(count, dtype=jnp.int32)

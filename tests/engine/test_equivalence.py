@@ -71,7 +71,12 @@ def test_cached(shared_core, alone):
         {"max_num_batched_tokens": 200, "token_rungs": (200,)},  # whole prompts
         {"async_scheduling": False},
         {"block_size": 32},
-        {"enable_prefix_caching": False, "enable_chunked_prefill": False, "token_rungs": None, "max_num_batched_tokens": None},
+        {
+            "enable_prefix_caching": False,
+            "enable_chunked_prefill": False,
+            "token_rungs": None,
+            "max_num_batched_tokens": None,
+        },
         {"max_num_seqs": 6, "decode_rungs": (1, 2, 6), "token_rungs": (16, 48)},
     ],
     ids=["tiny-chunks", "whole", "lockstep", "block-32", "plain", "ladder"],
@@ -84,8 +89,7 @@ def test_other_engines(make_core, alone, options):
 def test_preempted(make_core, alone):
     """A pool so small that running requests lose their blocks again and again."""
     core = make_core(pool=14)
-    items = [item for item in without_prompt_logprobs()]
-    results = run(core, items)
+    results = run(core, without_prompt_logprobs())
     assert core.scheduler.stats.num_preemptions > 0
     assert_all_equal(results, alone, "preempted")
 

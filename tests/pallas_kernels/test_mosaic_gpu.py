@@ -7,6 +7,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import unittest.mock
 
 import jax
 import jax.numpy as jnp
@@ -116,14 +117,12 @@ def test_choose_and_refuse():
     with pytest.raises(ConfigError, match="compute capability"):
         dispatch.choose("mosaic_gpu", "cpu", heads, jax.devices()[0])
 
-    class Hopper:
-        platform, compute_capability, core_count = "gpu", "9.0", 132
-
-    chosen = dispatch.choose("auto", "gpu", heads, Hopper())
+    hopper = unittest.mock.Mock(spec=jax.Device, platform="gpu", compute_capability="9.0", core_count=132)
+    chosen = dispatch.choose("auto", "gpu", heads, hopper)
     assert chosen.name == "mosaic_gpu"
     assert chosen.tiling.workers == op.Workers(264, 8)
     for change in ({"head_size": 80}, {"block_size": 8}, {"dtype": "float32"}, {"kv_dtype": "float8_e4m3fn"}):
-        assert dispatch.choose("auto", "gpu", dataclasses.replace(heads, **change), Hopper()).name == "reference"
+        assert dispatch.choose("auto", "gpu", dataclasses.replace(heads, **change), hopper).name == "reference"
 
 
 HAS_CUDA_PLUGIN = any(
