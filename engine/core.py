@@ -5,10 +5,12 @@ may be called from any.
 """
 
 import collections
+import contextlib
+from collections.abc import Iterator
 
 from octavo.configs.engine import EngineConfig
 from octavo.engine import startup
-from octavo.engine.errors import EngineDeadError, RequestError
+from octavo.engine.errors import EngineDeadError
 from octavo.engine.plan import Plan
 from octavo.engine.request import Request, TokenEvent
 from octavo.engine.step import Sampled
@@ -75,24 +77,21 @@ class EngineCore:
     def step(self) -> list[TokenEvent]:
         """Launches the next step and commits an earlier one while it runs.
 
+        Interrupted (Ctrl-C) while it waits for the device, it can be called again; nothing is lost.
+
         Raises:
           EngineDeadError: the device or the loop failed; it and every later call.
         """
         self._check_alive()
-        try:
+        with self._fatal():
             events = self._admit()
-            plan = self.scheduler.plan()
+            plan = self.scheduler.plan() if len(self.in_flight) < self.max_depth else None
             if plan is not None:
                 self.in_flight.append((plan, self.runner.launch(plan)))
                 self.scheduler.dispatched(plan)
-            if self.in_flight and (plan is None or len(self.in_flight) >= self.max_depth):
-                events += self._commit()
-            return events
-        except RequestError:
-            raise
-        except Exception as error:
-            self._dead = error
-            raise EngineDeadError(f"the engine stopped: {type(error).__name__}: {error}") from error
+        if self.in_flight and (plan is None or len(self.in_flight) >= self.max_depth):
+            events += self._commit()
+        return events
 
     @property
     def has_unfinished(self) -> bool:
@@ -117,8 +116,23 @@ class EngineCore:
         return events
 
     def _commit(self) -> list[TokenEvent]:
-        plan, sampled = self.in_flight.popleft()
-        return self.scheduler.commit(plan, self.runner.fetch(sampled))
+        plan, sampled = self.in_flight[0]
+        with self._fatal(Exception):  # where an interrupt finds the loop waiting, and harms nothing
+            result = self.runner.fetch(sampled)
+        with self._fatal():
+            self.in_flight.popleft()
+            return self.scheduler.commit(plan, result)
+
+    @contextlib.contextmanager
+    def _fatal(self, kind: type[BaseException] = BaseException) -> Iterator[None]:
+        """Host and device state may disagree after an error in here: the engine is dead."""
+        try:
+            yield
+        except kind as error:
+            self._dead = error
+            if not isinstance(error, Exception):
+                raise
+            raise EngineDeadError(f"the engine stopped: {type(error).__name__}: {error}") from error
 
     def _check_alive(self) -> None:
         if self._dead is not None:

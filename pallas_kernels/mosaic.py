@@ -27,6 +27,7 @@ ds = pl.ds
 when = pl.when
 
 WARPGROUP = 128  # threads
+WARPS = 4  # of a warpgroup
 LOG2E = math.log2(math.e)
 ROWS = plgpu.Layout.WGMMA.reduce(1)  # one number per row of a matrix fragment
 COLUMNS = plgpu.Layout.WGMMA.reduce(0)
@@ -61,6 +62,23 @@ def run(
 
 def warpgroup() -> jax.Array:
     return lax.axis_index("warpgroup")
+
+
+def share_among_warps(count: int, body: Callable[[jax.Array], None]) -> None:
+    """Runs `body(i)` for i < count, a power of two, in the warpgroup's four warps side by side.
+
+    A copy by a warpgroup costs 128 arrivals at its barrier and a synchronisation of the four warps,
+    too much for many small ones.
+    """
+    each = max(1, count // WARPS)
+
+    @plgpu.warp_map
+    def _(warp: jax.Array) -> None:
+        for i in range(each):
+            if count < WARPS:
+                pl.when(warp < count)(lambda: body(warp))
+            else:
+                body(warp * each + i)
 
 
 def tile(shape: tuple[int, ...], dtype: Any) -> Any:

@@ -10,9 +10,6 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import huggingface_hub
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
 from octavo.configs.errors import ConfigError, LoadError
 from octavo.configs.model import refuse_remote_code
 from octavo.models_flax.checkpoint.gguf_config import hf_config
@@ -129,6 +126,10 @@ def _from_gguf(name: str, path: pathlib.Path) -> Source:
 def _download(model: str, revision: str | None, load_format: str) -> pathlib.Path:
     if not re.fullmatch(r"[\w.\-]+(/[\w.\-]+)?", model):
         raise LoadError(f"{model} is neither a file or directory here nor a hub id")
+    # Imported here: a model on disk should not wait for an HTTP client.
+    import huggingface_hub
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
     weights = [] if load_format == "dummy" else ["*.gguf"] if load_format == "gguf" else HUB_WEIGHTS
     try:
         return pathlib.Path(

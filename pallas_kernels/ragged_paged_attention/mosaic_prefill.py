@@ -123,15 +123,18 @@ def _produce(shape: Shape, turns: jax.Array, rows: Any, tables: Any, tiles: Any,
 
         def one_tile(t: jax.Array, done: jax.Array) -> jax.Array:
             stage = lax.rem(done, jnp.int32(STAGES))
-            # Beyond the end the last block comes again: no table entry that is not the row's is read.
-            blocks = [tables[item.row, jnp.minimum(t * per_tile + b, last_block)] for b in range(per_tile)]
             for name, half in (("k", 0), ("v", 1)):
                 free, here, ring = (scratch[f"{name}_{part}"] for part in ("free", "here", "ring"))
                 mosaic.when(done >= STAGES)(lambda free=free: mosaic.wait(free.at[stage]))
-                for b, block in enumerate(blocks):
+
+                def copy(b: jax.Array, here: Any = here, ring: Any = ring, half: int = half) -> None:
+                    # Beyond the end the last block comes again: no table entry that is not the row's is read.
+                    block = tables[item.row, jnp.minimum(t * per_tile + b, last_block)]
                     row = ((block * 2 + half) * shape.num_kv_heads + item.kv_head) * shape.block_size
                     to = ring.at[stage, mosaic.ds(b * shape.block_size, shape.block_size)]
                     mosaic.copy_in(rows.at[mosaic.ds(row, shape.block_size)], to, here.at[stage])
+
+                mosaic.share_among_warps(per_tile, copy)
             return done + 1
 
         return lax.fori_loop(item.first_tile, item.end_tile, one_tile, done)
@@ -179,13 +182,12 @@ def _consume(
             return shape.softmax(s, high, total, see(t) if masked else None)
 
         def wait_for_turn(t: jax.Array) -> None:
-            """Waits for the turn after tile t's. The one who began second has none after its last.
+            """Waits for the turn after tile t's, in the same item.
 
             Here, between a softmax and the wait for the products in flight, because ptxas would put
             that wait before the softmax if no branch lay between.
             """
-            follows = (t + 1 < item.end_tile) | (turn + 1 < turns) | (group == 0)
-            mosaic.when(follows)(lambda: mosaic.wait(mine))
+            mosaic.when(t + 1 < item.end_tile)(lambda: mosaic.wait(mine))
 
         def one_tile(t: jax.Array, carry: Any, masked: bool) -> Any:
             """Scores of tile t, and under their softmax the values of tile t - 1."""
@@ -214,6 +216,7 @@ def _consume(
         if sinks is not None:
             high, total = mosaic.rows_full(ROWS, sinks[item.head]), mosaic.rows_full(ROWS, 1.0)
         k_ring, k_here, k_free, *_ = at(item.first_tile)
+        mosaic.wait(mine)
         mosaic.wait(k_here)
         s = mosaic.matmul(q_tile, k_ring.transpose((1, 0)), (ROWS, TILE))
         mosaic.arrive(other)
@@ -242,13 +245,10 @@ def _consume(
     @mosaic.when(turns > 0)
     def _() -> None:
         fetch_q(jnp.int32(0))
-        @mosaic.when(group == 1)
-        def _() -> None:
-            mosaic.arrive(other)
-
-        mosaic.wait(mine)
+        mosaic.when(group == 1)(lambda: mosaic.arrive(other))
 
     lax.fori_loop(0, turns, one_item, jnp.int32(0))
+    mosaic.when((turns > 0) & (group == 0))(lambda: mosaic.wait(mine))
     mosaic.store_done()
 
 
