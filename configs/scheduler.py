@@ -17,6 +17,7 @@ class SchedulerConfig:
       max_num_batched_tokens: T, token budget of a step.
       max_model_len: tokens of prompt and output together.
       vocab_size: V, the width of the logits; every token id must be below it.
+      sampled_vocab_size: ids from here up have no string and are never drawn; by default V.
       max_constrained_rows: requests with penalties or allowed ids that run at once.
       max_logprobs: the most top log-probabilities a request may ask for.
       policy: fcfs, or priority (lower first, then arrival).
@@ -33,6 +34,7 @@ class SchedulerConfig:
     max_model_len: int
     vocab_size: int
     max_constrained_rows: int
+    sampled_vocab_size: int | None = None
     max_logprobs: int = 20
     policy: str = "fcfs"
     enable_prefix_caching: bool = True

@@ -30,7 +30,7 @@ def check_request(request: Request, config: SchedulerConfig, groups: KVGroups) -
         )
     if params.needs_constrained_row and config.max_constrained_rows == 0:
         raise RequestError("this engine has no room for penalties or allowed_token_ids (max_constrained_rows is 0)")
-    _check_support(request, stop_ids, config.vocab_size)
+    _check_support(request, stop_ids, config.sampled_vocab_size or config.vocab_size)
 
 
 def stop_token_ids(request: Request, vocab_size: int) -> frozenset[int]:
@@ -108,14 +108,19 @@ def _check_bad_words(bad_words: list[list[int]], vocab_size: int) -> None:
         _check_ids("bad_words", word, vocab_size)
 
 
-def _check_support(request: Request, stop_ids: frozenset[int], vocab_size: int) -> None:
+def _check_support(request: Request, stop_ids: frozenset[int], sampled_vocab_size: int) -> None:
     """Refuses masks that plainly leave nothing to sample. (Longer bad words may still mask the rest at some step.)"""
     masked = {word[0] for word in request.bad_words_token_ids if len(word) == 1}
     if request.params.min_tokens > 0:
         masked |= stop_ids
     allowed = request.params.allowed_token_ids
-    nothing_left = masked.issuperset(allowed) if allowed is not None else len(masked) >= vocab_size
-    if nothing_left:
+    if allowed is not None and min(allowed) >= sampled_vocab_size:
+        raise RequestError(
+            f"allowed_token_ids holds only ids without a string: the tokenizer ends at {sampled_vocab_size - 1}",
+            "allowed_token_ids",
+        )
+    left = range(sampled_vocab_size) if allowed is None else {t for t in allowed if t < sampled_vocab_size}
+    if len(masked) >= len(left) and masked.issuperset(left):
         raise RequestError(
             "bad_words (and stop ids, below min_tokens) mask every token that may be sampled",
             "bad_words" if allowed is None else "allowed_token_ids",

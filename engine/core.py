@@ -6,11 +6,12 @@ may be called from any.
 
 import collections
 import contextlib
+import threading
 from collections.abc import Iterator
 
 from octavo.configs.engine import EngineConfig
 from octavo.engine import startup
-from octavo.engine.errors import EngineDeadError
+from octavo.engine.errors import EngineDeadError, RequestError
 from octavo.engine.plan import Plan
 from octavo.engine.request import Request, TokenEvent
 from octavo.engine.step import Sampled
@@ -56,6 +57,9 @@ class EngineCore:
         self.max_depth = 2 if config.async_scheduling else 1
         self.in_flight: collections.deque[tuple[Plan, Sampled]] = collections.deque()
         self._inbox: collections.deque[Request | tuple[str, int | None]] = collections.deque()
+        self._queued_ids: set[str] = set()  # of requests in the inbox
+        self._queue_lock = threading.Lock()
+        self._events: list[TokenEvent] = []  # not returned yet
         self._dead: BaseException | None = None
         self.runner.start(wait_for_all=config.warmup == "full")
 
@@ -67,8 +71,12 @@ class EngineCore:
           EngineDeadError: the engine stopped.
         """
         self._check_alive()
-        self.scheduler.check(request)
-        self._inbox.append(request)
+        with self._queue_lock:
+            if request.request_id in self._queued_ids:
+                raise RequestError(f"request_id {request.request_id!r} is in use", "request_id")
+            self.scheduler.check(request)
+            self._queued_ids.add(request.request_id)
+            self._inbox.append(request)
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """Ends a request, or one sample of it, at the next step and at whatever stage; an unknown id is nothing."""
@@ -84,19 +92,20 @@ class EngineCore:
         """
         self._check_alive()
         with self._fatal():
-            events = self._admit()
+            self._admit()
             plan = self.scheduler.plan() if len(self.in_flight) < self.max_depth else None
             if plan is not None:
                 self.in_flight.append((plan, self.runner.launch(plan)))
                 self.scheduler.dispatched(plan)
         if self.in_flight and (plan is None or len(self.in_flight) >= self.max_depth):
-            events += self._commit()
+            self._commit()
+        events, self._events = self._events, []
         return events
 
     @property
     def has_unfinished(self) -> bool:
         """Whether another `step` has something to do."""
-        return bool(self._inbox or self.in_flight or self.scheduler.has_unfinished)
+        return bool(self._inbox or self._events or self.in_flight or self.scheduler.has_unfinished)
 
     def close(self) -> None:
         """Drops what runs and frees the device. A second call does nothing."""
@@ -105,23 +114,22 @@ class EngineCore:
         self._dead = self._dead or RuntimeError("it was closed")
         self.runner.close()
 
-    def _admit(self) -> list[TokenEvent]:
-        events: list[TokenEvent] = []
+    def _admit(self) -> None:
         for _ in range(len(self._inbox)):
             item = self._inbox.popleft()
             if isinstance(item, Request):
                 self.scheduler.add(item)
+                self._queued_ids.discard(item.request_id)
             else:
-                events += self.scheduler.abort(*item)
-        return events
+                self._events += self.scheduler.abort(*item)
 
-    def _commit(self) -> list[TokenEvent]:
+    def _commit(self) -> None:
         plan, sampled = self.in_flight[0]
         with self._fatal(Exception):  # where an interrupt finds the loop waiting, and harms nothing
             result = self.runner.fetch(sampled)
         with self._fatal():
             self.in_flight.popleft()
-            return self.scheduler.commit(plan, result)
+            self._events += self.scheduler.commit(plan, result)
 
     @contextlib.contextmanager
     def _fatal(self, kind: type[BaseException] = BaseException) -> Iterator[None]:

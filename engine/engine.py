@@ -57,6 +57,7 @@ class Engine:
         self.config = config
         self._outputs = OutputProcessor(self._tokenizer)
         self._streams: dict[str, collections.deque[Piece]] = {}
+        self._unclaimed: list[RequestOutput] = []  # complete, but `generate` was asked for others
         self._ids = map(str, itertools.count())
         self._chat_template: ChatTemplate | None = None
         self._eos_token_ids = _eos_token_ids(self.core.model_config.eos_token_ids, self._tokenizer)
@@ -120,11 +121,13 @@ class Engine:
         Raises:
           RequestError: as for `generate`, and what the template says against the messages.
         """
-        several = bool(messages) and isinstance(messages[0], Sequence) and not isinstance(messages[0], str)
+        if not isinstance(messages, list | tuple):
+            raise RequestError(f"messages must be a list, got {type(messages).__name__}", "messages")
+        several = bool(messages) and isinstance(messages[0], list | tuple)
         conversations = messages if several else [messages]
         prompts = [
             self.render_chat(
-                conversation,  # type: ignore[arg-type]
+                conversation,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 chat_template=chat_template,
@@ -183,6 +186,7 @@ class Engine:
     def step(self) -> tuple[list[Piece], list[RequestOutput]]:
         """Runs the engine one step: what is new, and the outputs that are complete now."""
         pieces, outputs, over = self._outputs.process(self.core.step())
+        outputs, self._unclaimed = self._unclaimed + outputs, []
         for request_id, index in over:
             self.core.abort(request_id, index)
         for piece in pieces:
@@ -191,13 +195,20 @@ class Engine:
         return pieces, outputs
 
     def abort(self, request_id: str) -> None:
-        """Ends a request, at whatever stage; an unknown id is nothing."""
+        """Ends a request, at whatever stage; an unknown id is nothing.
+
+        Its samples end with the finish reason "abort", which the next `step` gives.
+        """
         self.core.abort(request_id)
-        self._outputs.drop(request_id)
 
     # About the engine.
 
     def get_tokenizer(self) -> Tokenizer:
+        """What turns text into token ids here.
+
+        Raises:
+          RequestError: a dummy model has none.
+        """
         if self._tokenizer is None:
             raise RequestError("this engine has no tokenizer: give token ids", "prompt")
         return self._tokenizer
@@ -208,6 +219,7 @@ class Engine:
 
     @property
     def max_model_len(self) -> int:
+        """Tokens that prompt and output may have together."""
         return self.core.resolved.max_model_len
 
     @property
@@ -241,6 +253,8 @@ class Engine:
         priority: Sequence[int] | None,
     ) -> list[RequestOutput]:
         each = self._params_for(prompts, params)
+        if priority is not None and not isinstance(priority, list | tuple):
+            raise RequestError(f"priority must be a list of numbers, got {type(priority).__name__}", "priority")
         if priority is not None and len(priority) != len(prompts):
             raise RequestError(f"{len(prompts)} prompts came with {len(priority)} priorities", "priority")
         priorities = [0] * len(prompts) if priority is None else priority
@@ -256,16 +270,15 @@ class Engine:
             num_tokens = 0
             while len(results) < len(requests):
                 self._require_work()
-                for output in self.step()[1]:
-                    if output.request_id in wanted:
-                        results[output.request_id] = output
-                        num_tokens += output.metrics.num_generation_tokens
-                        _advance(bar, num_tokens)
+                for output in self._step_for(wanted):
+                    results[output.request_id] = output
+                    num_tokens += output.metrics.num_generation_tokens
+                    _advance(bar, num_tokens)
         finally:
             bar.close()
             for request in requests:
                 if request.request_id not in results:
-                    self.abort(request.request_id)
+                    self._forget(request.request_id)
         return [results[request.request_id] for request in requests]
 
     def _stream(self, request: Request, text: str | None) -> Iterator[Piece]:
@@ -280,17 +293,21 @@ class Engine:
                     yield piece
                 if still_open:
                     self._require_work()
-                    self.step()
+                    self._step_for({request.request_id})
         finally:
             del self._streams[request.request_id]
             if still_open:
-                self.abort(request.request_id)
+                self._forget(request.request_id)
 
     def _params_for(
         self, prompts: list[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
     ) -> list[SamplingParams]:
         if params is None:
             params = self._default_params
+        if not isinstance(params, SamplingParams | list | tuple):
+            raise RequestError(
+                f"params must be SamplingParams, or a list of them, got {type(params).__name__}", "params"
+            )
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         if len(each) != len(prompts):
             raise RequestError(f"{len(prompts)} prompts came with {len(each)} params", "params")
@@ -300,6 +317,8 @@ class Engine:
         return each
 
     def _make_request(self, prompt: Prompt, params: SamplingParams, priority: int = 0) -> Request:
+        if not isinstance(params, SamplingParams):
+            raise RequestError(f"params must be SamplingParams, got {type(params).__name__}", "params")
         if params.max_tokens is None:  # all that is left; at least one, so that a long prompt is refused by name
             rest = max(self.max_model_len - len(prompt.token_ids), 1)
             params = msgspec.structs.replace(params, max_tokens=rest)
@@ -319,6 +338,17 @@ class Engine:
     def _add(self, request: Request, text: str | None) -> None:
         self.core.add(request)
         self._outputs.add(request.request_id, text, request.prompt_token_ids, request.params, request.arrival_time)
+
+    def _step_for(self, wanted: set[str]) -> list[RequestOutput]:
+        """Runs a step; complete outputs of others wait for the next call of `step`."""
+        outputs = self.step()[1]
+        self._unclaimed += [output for output in outputs if output.request_id not in wanted]
+        return [output for output in outputs if output.request_id in wanted]
+
+    def _forget(self, request_id: str) -> None:
+        """Ends a request whose results nobody waits for any more."""
+        self.core.abort(request_id)
+        self._outputs.drop(request_id)
 
     def _require_work(self) -> None:
         if not self.core.has_unfinished:

@@ -103,7 +103,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         check_integer("logprobs", self.logprobs, 0, optional=True)
         check_integer("prompt_logprobs", self.prompt_logprobs, 0, optional=True)
         for name in _FLAGS:
-            if type(flag := self.__getattribute__(name)) is not bool:
+            if type(flag := getattr(self, name)) is not bool:
                 raise RequestError(f"{name} must be true or false, got {shown(flag)}", name)
         self._check_stops()
         self._check_masks()

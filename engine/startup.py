@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from octavo.configs import env
+from octavo.configs.cache import KVSpec
 from octavo.configs.engine import EngineConfig, ResolvedConfig
 from octavo.configs.errors import ConfigError
 from octavo.configs.model import ModelConfig
@@ -26,7 +27,7 @@ from octavo.engine.step import StepConfig
 from octavo.engine.warmup import use_compilation_cache
 from octavo.models_flax.checkpoint import Source, load_model, resolve
 from octavo.models_flax.program import merge_model
-from octavo.pallas_kernels import ragged_paged_attention
+from octavo.pallas_kernels.ragged_paged_attention import Heads, choose
 
 logger = logging.getLogger(__name__)
 
@@ -67,15 +68,14 @@ def start(
     cache_dir = _cache_dir(config)
     use_compilation_cache(cache_dir)
     source = source or resolve(config.model, revision=config.revision, load_format=config.load_format)
-    hf_config = {**source.config, **config.hf_overrides}
-    model_config = ModelConfig.from_hf(hf_config, source.generation_config)
+    model_config = ModelConfig.from_hf({**source.config, **config.hf_overrides}, source.generation_config)
+    defaults = _sampling_defaults(config, source.generation_config)
     device = jax.devices()[0]
     resolved = config.resolve(device.platform, model_config.max_position_embeddings)
-    dtype = jnp.dtype(resolved.dtype)
     definition, weights = load_model(
         source,
         model_config,
-        dtype=dtype,
+        dtype=jnp.dtype(resolved.dtype),
         load_format=config.load_format,
         seed=config.seed,
         device=device,
@@ -84,29 +84,7 @@ def start(
     )
     merge = functools.partial(merge_model, definition)
     layer_specs = jax.eval_shape(merge, weights).kv_specs
-    groups = tuple(dict.fromkeys(layer_specs))
-    if len(groups) != 1:
-        raise ConfigError(f"{model_config.architecture} needs {len(groups)} KV groups; one is supported")
-    width = -(-resolved.max_model_len // config.block_size)
-    vocab_size = model_config.vocab_size
-    shape = StateShape(
-        num_slots=resolved.max_num_seqs + 1,
-        max_model_len=resolved.max_model_len,
-        max_blocks=(width,) * len(groups),
-        vocab_size=vocab_size,
-        num_constrained=resolved.max_constrained_rows + 1,
-    )
-    attention = ragged_paged_attention.choose(config.attention_backend, device.platform)
-    step_config = StepConfig(
-        shape=shape,
-        groups=groups,
-        block_size=config.block_size,
-        tiling=attention.tiling,
-        attend=attention.attend,
-        sampled_vocab_size=min(sampled_vocab_size or vocab_size, vocab_size),
-        max_logprobs=min(config.max_logprobs, vocab_size),
-        lazy_sampling=device.platform == "cpu",
-    )
+    step_config = _step_config(config, resolved, model_config, layer_specs, device, sampled_vocab_size)
     ladder = make_ladder(resolved.decode_rungs, resolved.token_rungs, resolved.platform)
     make_runner = functools.partial(
         Runner,
@@ -115,19 +93,80 @@ def start(
         layer_specs,
         step_config,
         placed=jax.sharding.SingleDeviceSharding(device),
-        kv_dtype=dtype,
+        kv_dtype=jnp.dtype(resolved.dtype),
         ladder=ladder,
         busy=busy,
         progress=progress,
     )
-    per_block = kv_memory.block_bytes(layer_specs, config.block_size, dtype)
     num_blocks = config.num_gpu_blocks_override or kv_memory.solve(
-        _memory(config, model_config, resolved, weights, shape, make_runner, device, cache_dir),
-        per_block,
+        _memory(config, model_config, resolved, weights, step_config.shape, make_runner, device, cache_dir),
+        kv_memory.block_bytes(layer_specs, config.block_size, jnp.dtype(resolved.dtype)),
         config.block_size,
         resolved,
     )
-    scheduler_config = SchedulerConfig(
+    logger.info(
+        "%s on %s, %s, %d KV blocks of %d tokens, %d programs",
+        model_config.architecture,
+        device.device_kind,
+        resolved.dtype,
+        num_blocks,
+        config.block_size,
+        len(ladder.programs) + 2,
+    )
+    scheduler_config = _scheduler_config(config, resolved, step_config)
+    return EngineParts(
+        resolved=resolved,
+        model_config=model_config,
+        source=source,
+        default_sampling_params=defaults,
+        scheduler=Scheduler(scheduler_config, ladder, KVGroups([num_blocks], [config.block_size])),
+        runner=make_runner(num_blocks=num_blocks),
+        num_blocks=num_blocks,
+    )
+
+
+def _step_config(
+    config: EngineConfig,
+    resolved: ResolvedConfig,
+    model_config: ModelConfig,
+    layer_specs: tuple[KVSpec, ...],
+    device: jax.Device,
+    sampled_vocab_size: int | None,
+) -> StepConfig:
+    """What every step's code depends on, the attention op's implementation among it."""
+    groups = tuple(dict.fromkeys(layer_specs))
+    if len(groups) != 1:
+        raise ConfigError(f"{model_config.architecture} needs {len(groups)} KV groups; one is supported")
+    heads = Heads(
+        num_heads=model_config.num_heads,
+        num_kv_heads=groups[0].num_kv_heads,
+        head_size=groups[0].key_size,
+        block_size=config.block_size,
+        dtype=resolved.dtype,
+        kv_dtype=resolved.dtype,
+    )
+    attention = choose(config.attention_backend, device.platform, heads, device)
+    vocab_size = model_config.vocab_size
+    return StepConfig(
+        shape=StateShape(
+            num_slots=resolved.max_num_seqs + 1,
+            max_model_len=resolved.max_model_len,
+            max_blocks=(-(-resolved.max_model_len // config.block_size),) * len(groups),
+            vocab_size=vocab_size,
+            num_constrained=resolved.max_constrained_rows + 1,
+        ),
+        groups=groups,
+        block_size=config.block_size,
+        tiling=attention.tiling,
+        attend=attention.attend,
+        sampled_vocab_size=min(sampled_vocab_size or vocab_size, vocab_size),
+        max_logprobs=min(config.max_logprobs, vocab_size),
+        lazy_sampling=device.platform == "cpu",
+    )
+
+
+def _scheduler_config(config: EngineConfig, resolved: ResolvedConfig, step_config: StepConfig) -> SchedulerConfig:
+    return SchedulerConfig(
         max_num_seqs=resolved.max_num_seqs,
         max_num_batched_tokens=resolved.max_num_batched_tokens,
         max_model_len=resolved.max_model_len,
@@ -136,28 +175,9 @@ def start(
         enable_prefix_caching=config.enable_prefix_caching,
         enable_chunked_prefill=config.enable_chunked_prefill,
         seed=config.seed,
-        vocab_size=vocab_size,
+        vocab_size=step_config.shape.vocab_size,
+        sampled_vocab_size=step_config.sampled_vocab_size,
         max_logprobs=step_config.max_logprobs,
-    )
-    logger.info(
-        "%s on %s: %s, %d KV blocks of %d tokens (%.2f GiB), attention %r, %d programs",
-        model_config.architecture,
-        device.device_kind,
-        resolved.dtype,
-        num_blocks,
-        config.block_size,
-        num_blocks * per_block / kv_memory.GIB,
-        attention.name,
-        len(ladder.programs) + 2,
-    )
-    return EngineParts(
-        resolved=resolved,
-        model_config=model_config,
-        source=source,
-        default_sampling_params=_sampling_defaults(config, source.generation_config),
-        scheduler=Scheduler(scheduler_config, ladder, KVGroups([num_blocks], [config.block_size])),
-        runner=make_runner(num_blocks=num_blocks),
-        num_blocks=num_blocks,
     )
 
 
@@ -207,6 +227,10 @@ def _sampling_defaults(config: EngineConfig, generation_config: dict[str, Any] |
     """What a request without parameters of its own gets: the model's generation_config.json, then the operator's."""
     model = generation_config if config.generation_config == "auto" and generation_config else {}
     merged = {**model, **config.override_generation_config}
+    if unknown := sorted(set(config.override_generation_config) - set(SAMPLING_DEFAULTS)):
+        raise ConfigError(
+            f"override_generation_config: {unknown[0]} is no sampling default; known: {', '.join(SAMPLING_DEFAULTS)}"
+        )
     defaults = {name: merged[name] for name in SAMPLING_DEFAULTS if merged.get(name) is not None}
     if "max_new_tokens" in defaults:
         defaults["max_tokens"] = defaults.pop("max_new_tokens")

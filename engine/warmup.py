@@ -92,7 +92,9 @@ class WarmUp:
     def close(self) -> None:
         """Stops after the program in hand."""
         self._closed.set()
-        if self._thread is not None:
+        if self._thread is not None and self._thread.is_alive():
+            # It cannot be interrupted, and a process that ends under it can crash.
+            logger.warning("waiting for the program that is being compiled")
             self._thread.join()
 
     def _background(self, rest: list[Program]) -> None:

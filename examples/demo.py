@@ -37,18 +37,21 @@ def main() -> None:
         prompt = engine.render_chat([{"role": "user", "content": args.prompt}])
         params = SamplingParams(temperature=args.temperature, max_tokens=args.max_tokens)
         print(f"\n> {args.prompt}\n", flush=True)
-        num_tokens, asked, first = 0, time.perf_counter(), None
+        num_tokens, asked, first, ended = 0, time.perf_counter(), None, None
         for piece in engine.stream(prompt, params):
             first = first or time.perf_counter()
             num_tokens += len(piece.token_ids)
+            ended = piece.finish_reason
             print(piece.text, end="", flush=True)
         done = time.perf_counter()
+        if ended == "length":
+            print(f" … (cut after {args.max_tokens} tokens, see --max-tokens)", end="")
         first = first or done
         rate = (num_tokens - 1) / (done - first) if num_tokens > 1 else 0.0
         print(
             f"\n\nprompt: {len(prompt.token_ids)} tokens | ready after {ready - begin:.1f} s"
             f" | first token {first - asked:.2f} s later | {num_tokens} tokens, {rate:.1f} tokens/s"
-            f" | {engine.num_programs} programs compiled"
+            f" | {engine.num_programs} programs"
         )
 
 

@@ -7,14 +7,14 @@ lengths that the model does not allow are an error of the request.
 import dataclasses
 import datetime
 import json
+import math
 import pathlib
 import random
 import statistics
 import time
 from typing import Any
 
-from octavo.engine import Engine, SamplingParams
-from octavo.server import environment
+from octavo.engine import Engine, SamplingParams, environment
 
 MAX_TOKEN_ID = 100_000  # prompts use ids below, so that vocabularies of different sizes get the same ones
 
@@ -162,7 +162,7 @@ def _percentiles(name: str, values: list[float]) -> dict[str, float]:
 
     def at(percent: float) -> float:
         """Nearest rank."""
-        return ordered[min(int(len(ordered) * percent / 100), len(ordered) - 1)]
+        return ordered[max(math.ceil(len(ordered) * percent / 100) - 1, 0)]
 
     return {f"{name}_mean": statistics.mean(ordered), **{f"{name}_p{p}": at(p) for p in (50, 90, 99)}}
 

@@ -5,12 +5,13 @@ of known ones. The engine is imported only once a command needs it, so `--help` 
 """
 
 import argparse
+import pathlib
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from octavo.configs.engine import EngineConfig
-from octavo.configs.errors import OctavoError
+from octavo.configs.errors import ConfigError, OctavoError
 from octavo.server.flags import add_config_flags, from_flags
 
 if TYPE_CHECKING:
@@ -89,7 +90,12 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def run_generate(args: argparse.Namespace) -> None:
-    prompts = [*args.prompts, *args.prompt] or [sys.stdin.read()]
+    prompts = [*args.prompts, *args.prompt]
+    _given_params(args)  # what is wrong with them should not wait for the model
+    if not prompts:
+        if sys.stdin.isatty():
+            print("reading the prompt from the terminal; end it with Ctrl-D", file=sys.stderr)
+        prompts = [sys.stdin.read()]
     with _start(args) as engine:
         params = _sampling_params(args, engine, max_tokens=min(GENERATE_TOKENS, engine.max_model_len // 2))
         if len(prompts) == 1:
@@ -104,6 +110,7 @@ def run_generate(args: argparse.Namespace) -> None:
 def run_chat(args: argparse.Namespace) -> None:
     from octavo.server.chat import talk
 
+    _given_params(args)
     with _start(args) as engine:
         talk(engine, _sampling_params(args, engine, max_tokens=None), args.system, sys.stdin, sys.stdout)
 
@@ -112,6 +119,9 @@ def run_bench_throughput(args: argparse.Namespace) -> None:
     from octavo.server import bench
 
     low, high = args.random_range or (None, None)
+    if low is not None and low > high:
+        raise ConfigError(f"--random-range {low} {high}: the first must not be above the second")
+    _writable(args.json)
     workload = bench.Throughput(
         num_prompts=args.num_prompts,
         input_len=(low or args.input_len, high or args.input_len),
@@ -125,6 +135,7 @@ def run_bench_throughput(args: argparse.Namespace) -> None:
 def run_bench_latency(args: argparse.Namespace) -> None:
     from octavo.server import bench
 
+    _writable(args.json)
     workload = bench.Latency(
         batch_size=args.batch_size,
         input_len=args.input_len,
@@ -138,7 +149,7 @@ def run_bench_latency(args: argparse.Namespace) -> None:
 
 
 def run_env(args: argparse.Namespace) -> None:
-    from octavo.server.environment import describe
+    from octavo.engine.environment import describe
 
     for name, value in describe().items():
         print(f"{name:<14}{value}")
@@ -173,6 +184,12 @@ def _positive(text: str) -> int:
     return int(text)
 
 
+def _writable(path: str | None) -> None:
+    """Refuses a file that could not be written, before minutes of measuring rather than after."""
+    if path is not None and not pathlib.Path(path).absolute().parent.is_dir():
+        raise ConfigError(f"--json {path}: there is no such folder")
+
+
 def _start(args: argparse.Namespace) -> "Engine":
     from octavo.engine import Engine
 
@@ -183,7 +200,19 @@ def _sampling_params(args: argparse.Namespace, engine: "Engine", max_tokens: int
     """The model's defaults, `max_tokens`, and over these what was given."""
     import msgspec
 
-    values = vars(args)
-    given: dict[str, Any] = {"max_tokens": max_tokens, "ignore_eos": args.ignore_eos}
-    given |= {name: values[name] for name in (*SAMPLING, "stop") if values[name] is not None}
+    given = {"max_tokens": max_tokens, **_given_params(args)}
     return msgspec.structs.replace(engine.get_default_sampling_params(), **given)
+
+
+def _given_params(args: argparse.Namespace) -> dict[str, Any]:
+    """The sampling flags that were given.
+
+    Raises:
+      RequestError: a value out of its range.
+    """
+    from octavo.engine import SamplingParams
+
+    values = vars(args)
+    given = {name: values[name] for name in (*SAMPLING, "stop") if values[name] is not None}
+    SamplingParams(**given)
+    return {**given, "ignore_eos": args.ignore_eos}

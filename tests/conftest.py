@@ -47,13 +47,6 @@ def repository() -> pathlib.Path:
     return CACHE.parent
 
 
-@pytest.fixture
-def fresh_cache(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    """An empty cache folder for one test, as on the first start on a machine."""
-    monkeypatch.setenv("OCTAVO_CACHE_DIR", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skips `gpu` tests where there is no GPU."""
     if jax.default_backend() != "gpu":

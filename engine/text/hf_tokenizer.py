@@ -5,7 +5,6 @@ nothing but another form (tokenizer.model, vocab.json). Refuses `auto_map`: chec
 """
 
 import importlib.util
-import json
 import pathlib
 from typing import Any
 
@@ -14,6 +13,7 @@ import tokenizers
 from octavo.configs.errors import LoadError
 from octavo.configs.model import refuse_remote_code
 from octavo.engine.text.tokenizer import Tokenizer, add_around
+from octavo.models_flax.checkpoint.source import read_json
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 OTHER_FORMS = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
@@ -70,15 +70,7 @@ def _convert(folder: pathlib.Path) -> tokenizers.Tokenizer:
 
 def _read_object(path: pathlib.Path) -> dict[str, Any]:
     """A JSON object, empty where the file is not there."""
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise LoadError(f"cannot read {path.name}: {error}") from error
-    if not isinstance(content, dict):
-        raise LoadError(f"{path.name} is not a JSON object")
-    return content
+    return read_json(path) if path.is_file() else {}
 
 
 def _special_tokens(declared: dict[str, Any]) -> dict[str, str]:

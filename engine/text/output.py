@@ -161,11 +161,6 @@ class OutputProcessor:
                 del self._requests[event.request_id]
         return pieces, complete, abort
 
-    def partial(self, request_id: str) -> RequestOutput | None:
-        """What a request has so far."""
-        state = self._requests.get(request_id)
-        return None if state is None else state.output()
-
 
 class _RequestState:
     """One request: its samples, and what they share."""

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from octavo.configs.engine import LOAD_FORMATS
 from octavo.configs.errors import ConfigError, LoadError
 from octavo.configs.model import refuse_remote_code
 from octavo.models_flax.checkpoint.gguf_config import hf_config
@@ -18,7 +19,6 @@ from octavo.models_flax.checkpoint.gguf_reader import GGUFReader
 from octavo.models_flax.checkpoint.safetensors_file import SafetensorsReader, has_safetensors
 from octavo.models_flax.checkpoint.tensors import TensorReader, unique_object
 
-LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 MAX_JSON = 64 << 20  # bytes
 CONFIGS = ("tokenizer_config.json", "processor_config.json", "preprocessor_config.json")
@@ -69,7 +69,7 @@ def resolve(model: str, revision: str | None = None, load_format: str = "auto") 
         if path.suffix != ".gguf":
             raise LoadError(f"{model} is a file, but not a .gguf file; a safetensors model is a directory")
         return _from_gguf(model, path)
-    if path.suffix == ".gguf" or path.is_absolute():
+    if path.suffix == ".gguf" or path.is_absolute() or model.startswith((".", "~")):
         raise LoadError(f"there is no {model}")
     return _from_directory(model, _download(model, revision, load_format), load_format)
 

@@ -1,7 +1,7 @@
 """Ragged paged attention: `api` has the contract."""
 
 from octavo.pallas_kernels.ragged_paged_attention.api import AttentionPlan, CacheSpec, Tiling, cache_spec, prepare
-from octavo.pallas_kernels.ragged_paged_attention.dispatch import Implementation, choose
+from octavo.pallas_kernels.ragged_paged_attention.dispatch import Heads, Implementation, choose
 from octavo.pallas_kernels.ragged_paged_attention.worklist import Workers
 
-__all__ = ["AttentionPlan", "CacheSpec", "Implementation", "Tiling", "Workers", "cache_spec", "choose", "prepare"]
+__all__ = ["AttentionPlan", "CacheSpec", "Heads", "Implementation", "Tiling", "Workers", "cache_spec", "choose", "prepare"]

@@ -22,6 +22,9 @@ from octavo.pallas_kernels.ragged_paged_attention.worklist import PREFILL_TILE, 
 TILE = 128  # tokens of KV
 ROWS = PREFILL_TILE // 2  # query tokens of one consumer
 STAGES = 2
+# Keeps one tile's values under the next one's softmax, which frees the ring later and so asks more of
+# the producer: it must then copy by warps. Off, ptxas waits for the values before the softmax.
+DEEP = False
 
 
 def prefill(
@@ -127,14 +130,18 @@ def _produce(shape: Shape, turns: jax.Array, rows: Any, tables: Any, tiles: Any,
                 free, here, ring = (scratch[f"{name}_{part}"] for part in ("free", "here", "ring"))
                 mosaic.when(done >= STAGES)(lambda free=free: mosaic.wait(free.at[stage]))
 
-                def copy(b: jax.Array, here: Any = here, ring: Any = ring, half: int = half) -> None:
+                def copy(b: jax.Array | int, here: Any = here, ring: Any = ring, half: int = half) -> None:
                     # Beyond the end the last block comes again: no table entry that is not the row's is read.
                     block = tables[item.row, jnp.minimum(t * per_tile + b, last_block)]
                     row = ((block * 2 + half) * shape.num_kv_heads + item.kv_head) * shape.block_size
                     to = ring.at[stage, mosaic.ds(b * shape.block_size, shape.block_size)]
                     mosaic.copy_in(rows.at[mosaic.ds(row, shape.block_size)], to, here.at[stage])
 
-                mosaic.share_among_warps(per_tile, copy)
+                if DEEP:
+                    mosaic.share_among_warps(per_tile, copy)
+                else:
+                    for b in range(per_tile):
+                        copy(b)
             return done + 1
 
         return lax.fori_loop(item.first_tile, item.end_tile, one_tile, done)
@@ -198,9 +205,12 @@ def _consume(
             def use(s: jax.Array) -> Any:
                 mosaic.arrive(k_free)
                 used = mosaic.settled(softmax(s, t, high, total, masked))
-                wait_for_turn(t)
+                if DEEP:
+                    wait_for_turn(t)
                 return used
 
+            if not DEEP:
+                mosaic.wait(mine)
             mosaic.wait(k_here)
             acc, (p, fade, high, total) = mosaic.overlap(
                 q_tile, k_ring.transpose((1, 0)), (ROWS, TILE), acc, p, v_ring, staging,
@@ -222,7 +232,8 @@ def _consume(
         mosaic.arrive(other)
         mosaic.arrive(k_free)
         p, _, high, total = softmax(s, item.first_tile, high, total, True)
-        wait_for_turn(item.first_tile)
+        if DEEP:
+            wait_for_turn(item.first_tile)
         carry = (mosaic.matrix_full((ROWS, size), 0.0), mosaic.settled(p.astype(q_tile.dtype)), high, total)
         first_masked = second = item.first_tile + 1
         if shape.window is None:

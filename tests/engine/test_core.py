@@ -2,7 +2,7 @@
 
 import pytest
 
-from octavo.engine.errors import EngineDeadError
+from octavo.engine.errors import EngineDeadError, RequestError
 from tests.references.engine_runs import assert_equal, request, run
 
 PROMPT = [5, 6, 7, 8, 9]
@@ -56,3 +56,35 @@ def test_closing_twice_is_nothing(make_core):
     core.close()
     with pytest.raises(EngineDeadError, match="closed"):
         core.step()
+
+
+def test_an_id_is_in_use_from_the_moment_it_is_added(make_core):
+    """Also before the first step has taken the request from the inbox."""
+    core = make_core()
+    core.add(request("a", PROMPT))
+    with pytest.raises(RequestError, match="'a' is in use"):
+        core.add(request("a", PROMPT))
+    core.step()
+    with pytest.raises(RequestError, match="'a' is in use"):
+        core.add(request("a", PROMPT))
+    assert run(core, [request("b", PROMPT)])[("a", 0)].finish_reason == "length"
+    core.add(request("a", PROMPT))
+
+
+def test_events_of_an_abort_survive_an_interrupt(make_core):
+    core = make_core()
+    core.add(request("a", PROMPT, max_tokens=100))
+    core.add(request("b", PROMPT, max_tokens=100))
+    for _ in range(4):
+        core.step()
+    fetch = core.runner.fetch
+
+    def interrupted(sampled):
+        raise KeyboardInterrupt
+
+    core.abort("a")
+    core.runner.fetch = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        core.step()
+    core.runner.fetch = fetch
+    assert ("a", "abort") in [(event.request_id, event.finish_reason) for event in core.step()]

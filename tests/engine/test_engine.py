@@ -282,3 +282,46 @@ def test_close_twice(model: pathlib.Path) -> None:
     engine.close()
     with pytest.raises(EngineDeadError, match="closed"):
         engine.generate("a", use_tqdm=False)
+
+
+def test_outputs_of_requests_added_before_are_kept(engine: Engine) -> None:
+    """`generate` and `stream` run the engine for everybody; what is not theirs waits for `step`."""
+    params = SamplingParams(**GREEDY, max_tokens=2)
+    mine = [engine.add_request("c", params), engine.add_request("c", params)]
+    engine.generate("a", SamplingParams(**GREEDY, max_tokens=9), use_tqdm=False)
+    assert len(list(engine.stream("b", SamplingParams(**GREEDY, max_tokens=5)))) == 5
+    _, outputs = engine.step()
+    assert [output.request_id for output in outputs] == mine
+    assert all(output.outputs[0].token_ids == [C, C] for output in outputs)
+
+
+def test_aborting_a_stream_ends_it(engine: Engine) -> None:
+    stream = engine.stream("c", SamplingParams(**GREEDY, max_tokens=50))
+    first = next(stream)
+    engine.abort(first.request_id)
+    rest = list(stream)
+    assert rest[-1].finish_reason == "abort"
+    assert 1 + len(rest) < 50
+
+
+@pytest.mark.parametrize(
+    ("call", "field"),
+    [
+        (lambda e: e.chat({"role": "user", "content": "x"}), "messages"),
+        (lambda e: e.chat(5), "messages"),
+        (lambda e: e.stream("a", "greedy"), "params"),
+        (lambda e: e.add_request("a", 5), "params"),
+        (lambda e: e.generate("a", {"temperature": 0}), "params"),
+        (lambda e: e.generate("a", SamplingParams(), priority=3), "priority"),
+    ],
+    ids=["chat-object", "chat-number", "stream-params", "add-params", "dict-params", "priority"],
+)
+def test_arguments_of_the_wrong_kind_are_refused_by_name(engine: Engine, call, field: str) -> None:
+    with pytest.raises(RequestError, match=field) as caught:
+        call(engine)
+    assert caught.value.field == field
+
+
+def test_unknown_sampling_defaults_are_refused(model: pathlib.Path) -> None:
+    with pytest.raises(ConfigError, match="temprature"):
+        Engine(str(model), **OPTIONS, override_generation_config={"temprature": 1})

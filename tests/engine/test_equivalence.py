@@ -71,6 +71,7 @@ def test_cached(shared_core, alone):
         {"max_num_batched_tokens": 200, "token_rungs": (200,)},  # whole prompts
         {"async_scheduling": False},
         {"block_size": 32},
+        {"block_size": 64},
         {
             "enable_prefix_caching": False,
             "enable_chunked_prefill": False,
@@ -79,7 +80,7 @@ def test_cached(shared_core, alone):
         },
         {"max_num_seqs": 6, "decode_rungs": (1, 2, 6), "token_rungs": (16, 48)},
     ],
-    ids=["tiny-chunks", "whole", "lockstep", "block-32", "plain", "ladder"],
+    ids=["tiny-chunks", "whole", "lockstep", "block-32", "block-64", "plain", "ladder"],
 )  # fmt: skip
 def test_other_engines(make_core, alone, options):
     core = make_core(**options)

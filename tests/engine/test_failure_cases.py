@@ -283,3 +283,11 @@ def test_samples_of_one_request_under_priority(depth: int) -> None:
     scheduled.run()
     scheduled.check_outputs()
     assert scheduled.scheduler.stats.num_preemptions > 0
+
+
+def test_allowed_ids_without_a_string_are_refused(engine: Engine) -> None:
+    """B045, A3: between the tokenizer's last id and the logits' width there is nothing to say."""
+    with pytest.raises(RequestError, match="allowed_token_ids holds only ids without a string"):
+        engine.generate("a", SamplingParams(allowed_token_ids=[WITH_TEXT, GAP]), use_tqdm=False)
+    result = engine.generate("a", SamplingParams(**GREEDY, allowed_token_ids=[GAP, X], max_tokens=2), use_tqdm=False)
+    assert result[0].outputs[0].token_ids == [X, X]
