@@ -118,7 +118,7 @@ def iota(shape: tuple[int, int], axis: int) -> jax.Array:
     return plgpu.broadcasted_iota(jnp.int32, shape, axis, layout=MATRIX)
 
 
-def matmul(a: Any, b: Any, shape: tuple[int, int]) -> jax.Array:
+def matmul(a: Any, b: Any, shape: tuple[int, ...]) -> jax.Array:
     """f32 a @ b, both in shared memory."""
 
     def body(acc: Any) -> jax.Array:
@@ -192,7 +192,7 @@ def settled(values: Any) -> Any:
     return lax.optimization_barrier(values)
 
 
-def _staged_matmul(p: jax.Array, b: Any, shape: tuple[int, int], staging: Any) -> jax.Array:
+def _staged_matmul(p: jax.Array, b: Any, shape: tuple[int, ...], staging: Any) -> jax.Array:
     staging[...] = p
     plgpu.commit_smem()
     return matmul(staging, b, shape)

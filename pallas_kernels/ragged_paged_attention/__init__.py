@@ -4,4 +4,14 @@ from octavo.pallas_kernels.ragged_paged_attention.api import AttentionPlan, Cach
 from octavo.pallas_kernels.ragged_paged_attention.dispatch import Heads, Implementation, choose
 from octavo.pallas_kernels.ragged_paged_attention.worklist import Workers
 
-__all__ = ["AttentionPlan", "CacheSpec", "Heads", "Implementation", "Tiling", "Workers", "cache_spec", "choose", "prepare"]
+__all__ = [
+    "AttentionPlan",
+    "CacheSpec",
+    "Heads",
+    "Implementation",
+    "Tiling",
+    "Workers",
+    "cache_spec",
+    "choose",
+    "prepare",
+]

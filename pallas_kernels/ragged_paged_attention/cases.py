@@ -7,7 +7,6 @@ import numpy as np
 
 from octavo.pallas_kernels.ragged_paged_attention.api import Tiling
 
-
 _SMALL_TILING = Tiling(chunk=32, decode_group=2, tile=8, prefill_group=2)
 
 

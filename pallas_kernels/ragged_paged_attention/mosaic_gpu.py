@@ -73,11 +73,12 @@ def attend(
         reason = f"sinks need a multiple of 8 heads, got {num_heads}"
     if plan.prefill_work is not None and num_tokens % 8:
         reason = f"a step with prefill rows needs a multiple of 8 tokens, got {num_tokens}"
-    if plan.decode_work is None or plan.tiling.workers is None:
+    work, num_real, workers = plan.decode_work, plan.num_real, plan.tiling.workers
+    if work is None or num_real is None or workers is None:
         reason = "the plan has no work list: prepare it with Tiling(workers=...)"
-    if reason is not None or plan.decode_work is None or plan.tiling.workers is None:
+    if reason is not None or work is None or num_real is None or workers is None:
         raise NotImplementedError(f"mosaic_gpu attention: {reason}")
-    blocks = plan.tiling.workers.lists // 2 if blocks is None else blocks
+    blocks = workers.lists // 2 if blocks is None else blocks
     if k is not None and v is not None:
         cache = write(cache, k, v, plan)
     shape = Shape(
@@ -87,17 +88,16 @@ def attend(
     flat = _padded(q.reshape(-1, head_size), shape.q_rows)
     per_head = None if sinks is None else sinks.astype(jnp.float32) * mosaic.LOG2E
     out, part, lse = decode(
-        flat, rows, plan.block_tables, plan.decode_work, plan.num_real, _sink_rows(per_head, shape), shape, num_tokens
+        flat, rows, plan.block_tables, work, num_real, _sink_rows(per_head, shape), shape, num_tokens
     )
-    combines = plan.decode_work.num_slots > 0
+    combines = work.num_slots > 0
     if combines or plan.prefill_work is not None:
         ref = jax.new_ref(out.reshape(q.shape), memory_space=mosaic.GMEM)
         if combines:
-            combine(ref, part, lse, plan.decode_work, shape)
+            combine(ref, part, lse, work, shape)
         if plan.prefill_work is not None:
-            wide = (
-                q if num_tokens % 8 == 0 and not interpret else jnp.pad(q, ((0, 128 - num_tokens % 8), (0, 0), (0, 0)))
-            )
+            # The copy engine fills what lies beyond the end with zeros; the interpreter refuses to read there.
+            wide = jnp.pad(q, ((0, PREFILL_TILE), (0, 0), (0, 0))) if interpret else q
             prefill(ref, wide, rows, plan.block_tables, plan.prefill_work, per_head, shape)
         out = jax.freeze(ref)
     return out.reshape(q.shape), cache

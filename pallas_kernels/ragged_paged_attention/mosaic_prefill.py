@@ -2,11 +2,11 @@
 
 The warp-specialised form of FlashAttention 3 (Shah et al. 2024, arXiv:2407.08608) over a paged
 cache: two consumer warpgroups of 64 query tokens take turns at the tensor cores, each computes the
-scores of one KV tile and the values of the one before under its softmax, and a producer warpgroup fills a ring of KV tiles, one bulk
-copy a block. An item is one query head of one tile; the blocks of the grid are persistent and
-share the items, longest first, in alternating order. Only tiles on the causal or window boundary
-are masked. A tile begins at a multiple of eight on the token axis, which the swizzled copies ask
-for; what it holds of other rows is computed and not stored.
+scores of one KV tile and the values of the one before under its softmax, and a producer warpgroup
+fills a ring of KV tiles, one bulk copy a block. An item is one query head of one tile; the blocks of
+the grid are persistent and share the items, longest first, in alternating order. Only tiles on the
+causal or window boundary are masked. A tile begins at a multiple of eight on the token axis, which
+the swizzled copies ask for; what it holds of other rows is computed and not stored.
 """
 
 from typing import Any

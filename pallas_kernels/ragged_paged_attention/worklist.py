@@ -33,7 +33,7 @@ class Workers:
     lists: int
     kv_heads: int
     longest: int = 4096
-    shortest: int = 64
+    shortest: int = 128
 
     def pieces(self, num_rows: int, max_len: int) -> int:
         """Most pieces that a row of at most `max_len` tokens is cut into."""

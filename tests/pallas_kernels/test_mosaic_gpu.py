@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.util
+import itertools
 import json
 import os
 import pathlib
@@ -107,7 +108,7 @@ def test_every_token_is_some_workers(lengths):
         slots = mine[:, 3]
         assert (slots == -1).all() if len(mine) <= 1 else len(set(slots)) == len(mine)
     cost = np.repeat(-(-(pieces[:count, 2] - pieces[:count, 1]) // 64) + 1, workers.kv_heads)
-    loads = [cost[a:b].sum() for a, b in zip(first[:-1], first[1:], strict=True)]
+    loads = [cost[a:b].sum() for a, b in itertools.pairwise(first)]
     assert max(loads, default=0) <= cost.sum() / workers.lists + cost.max(initial=0)
 
 

@@ -105,6 +105,7 @@ MODELS: tuple[TinyModel, ...] = (
     _llama("llama-tied", {"tie_word_embeddings": True, "torch_dtype": "bfloat16"}, stored="BF16"),
     _llama("llama-biases", {"attention_bias": True, "mlp_bias": True}),
     _llama("llama-head-dim", {"head_dim": 24}),
+    _llama("llama-head-64", {"head_dim": 64}, prompt_length=140),  # sizes that the GPU kernels take
     _llama("llama-sharded", shards=3, prompt_length=43),
     _llama("llama-eos-list", {"eos_token_id": [2, 7]}, generation_config={"eos_token_id": [2, 11, 13]}),
     _llama("llama-linear-old", {"rope_scaling": {"type": "linear", "factor": 4.0}}),
@@ -146,6 +147,7 @@ MODELS: tuple[TinyModel, ...] = (
     _mistral("mistral-new", {"head_dim": 32, "rope_parameters": {"rope_type": "default", "rope_theta": 1e5}}),
     _qwen3("qwen3"),
     _qwen3("qwen3-tied", {"tie_word_embeddings": True, "torch_dtype": "bfloat16"}, stored="BF16"),
+    _qwen3("qwen3-head-128", {"head_dim": 128, "num_attention_heads": 8}, prompt_length=130),
     _qwen3("qwen3-bias", {"attention_bias": True, "head_dim": 16}),
     _qwen3("qwen3-yarn", {"rope_scaling": {"rope_type": "yarn"} | _YARN}, prompt_length=149),
 )
