@@ -6,8 +6,10 @@ may be called from any.
 
 import collections
 import contextlib
+import signal
 import threading
 from collections.abc import Iterator
+from types import FrameType
 
 from octavo.configs.engine import EngineConfig
 from octavo.engine import startup
@@ -58,6 +60,7 @@ class EngineCore:
         self.in_flight: collections.deque[tuple[Plan, Sampled]] = collections.deque()
         self._inbox: collections.deque[Request | tuple[str, int | None]] = collections.deque()
         self._queued_ids: set[str] = set()  # of requests in the inbox
+        self._aborted_ids: set[str] = set()  # in the inbox as well, and free for whoever comes behind
         self._queue_lock = threading.Lock()
         self._events: list[TokenEvent] = []  # not returned yet
         self._dead: BaseException | None = None
@@ -72,26 +75,31 @@ class EngineCore:
         """
         self._check_alive()
         with self._queue_lock:
-            if request.request_id in self._queued_ids:
+            free = request.request_id in self._aborted_ids
+            if request.request_id in self._queued_ids and not free:
                 raise RequestError(f"request_id {request.request_id!r} is in use", "request_id")
-            self.scheduler.check(request)
+            self.scheduler.check(request, id_is_free=free)
+            self._aborted_ids.discard(request.request_id)
             self._queued_ids.add(request.request_id)
             self._inbox.append(request)
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """Ends a request, or one sample of it, at the next step and at whatever stage; an unknown id is nothing."""
-        self._inbox.append((request_id, index))
+        with self._queue_lock:
+            if index is None:
+                self._aborted_ids.add(request_id)
+            self._inbox.append((request_id, index))
 
     def step(self) -> list[TokenEvent]:
         """Launches the next step and commits an earlier one while it runs.
 
-        Interrupted (Ctrl-C) while it waits for the device, it can be called again; nothing is lost.
+        After an interrupt (Ctrl-C) it can be called again; nothing is lost.
 
         Raises:
           EngineDeadError: the device or the loop failed; it and every later call.
         """
         self._check_alive()
-        with self._fatal():
+        with _interrupts_wait(), self._fatal():
             self._admit()
             plan = self.scheduler.plan() if len(self.in_flight) < self.max_depth else None
             if plan is not None:
@@ -101,6 +109,11 @@ class EngineCore:
             self._commit()
         events, self._events = self._events, []
         return events
+
+    @property
+    def max_length(self) -> int:
+        """Tokens of prompt and output that one sequence can have: max_model_len, or what the pool holds."""
+        return min(self.resolved.max_model_len, (self.num_blocks - 1) * self.config.block_size + 1)
 
     @property
     def has_unfinished(self) -> bool:
@@ -115,33 +128,53 @@ class EngineCore:
         self.runner.close()
 
     def _admit(self) -> None:
-        for _ in range(len(self._inbox)):
-            item = self._inbox.popleft()
-            if isinstance(item, Request):
-                self.scheduler.add(item)
-                self._queued_ids.discard(item.request_id)
-            else:
-                self._events += self.scheduler.abort(*item)
+        if not self._inbox:
+            return
+        with self._queue_lock:
+            items = list(self._inbox)
+            self._inbox.clear()
+            self._queued_ids.clear()
+            self._aborted_ids.clear()
+            for item in items:
+                if isinstance(item, Request):
+                    self.scheduler.add(item)
+                else:
+                    self._events += self.scheduler.abort(*item)
 
     def _commit(self) -> None:
         plan, sampled = self.in_flight[0]
-        with self._fatal(Exception):  # where an interrupt finds the loop waiting, and harms nothing
+        with self._fatal():  # here an interrupt finds the loop waiting, and harms nothing
             result = self.runner.fetch(sampled)
-        with self._fatal():
+        with _interrupts_wait(), self._fatal():
             self.in_flight.popleft()
             self._events += self.scheduler.commit(plan, result)
 
     @contextlib.contextmanager
-    def _fatal(self, kind: type[BaseException] = BaseException) -> Iterator[None]:
+    def _fatal(self) -> Iterator[None]:
         """Host and device state may disagree after an error in here: the engine is dead."""
         try:
             yield
-        except kind as error:
+        except Exception as error:
             self._dead = error
-            if not isinstance(error, Exception):
-                raise
             raise EngineDeadError(f"the engine stopped: {type(error).__name__}: {error}") from error
 
     def _check_alive(self) -> None:
         if self._dead is not None:
-            raise EngineDeadError(f"the engine stopped: {self._dead}") from self._dead
+            raise EngineDeadError(f"the engine stopped: {self._dead or type(self._dead).__name__}") from self._dead
+
+
+@contextlib.contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """Ctrl-C takes effect behind the block, so that it cannot leave host and device state apart."""
+    usual = signal.getsignal(signal.SIGINT)
+    if not callable(usual) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    caught: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: caught.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, usual)
+        if caught:
+            usual(*caught[-1])

@@ -172,14 +172,14 @@ class Engine:
           RequestError: at once, when the request is wrong.
         """
         parsed = prompt if isinstance(prompt, Prompt) else parse_prompt(prompt, self._tokenizer)
-        request = self._make_request(parsed, params or self._default_params)
+        request = self._make_request(parsed, self._default_params if params is None else params)
         self.core.scheduler.check(request)
         return self._stream(request, parsed.text)
 
     def add_request(self, prompt: PromptInput | Prompt, params: SamplingParams | None = None, priority: int = 0) -> str:
         """Queues one request for `step` and returns its id."""
         parsed = prompt if isinstance(prompt, Prompt) else parse_prompt(prompt, self._tokenizer)
-        request = self._make_request(parsed, params or self._default_params, priority)
+        request = self._make_request(parsed, self._default_params if params is None else params, priority)
         self._add(request, parsed.text)
         return request.request_id
 
@@ -319,8 +319,11 @@ class Engine:
     def _make_request(self, prompt: Prompt, params: SamplingParams, priority: int = 0) -> Request:
         if not isinstance(params, SamplingParams):
             raise RequestError(f"params must be SamplingParams, got {type(params).__name__}", "params")
-        if params.max_tokens is None:  # all that is left; at least one, so that a long prompt is refused by name
-            rest = max(self.max_model_len - len(prompt.token_ids), 1)
+        if params.max_tokens is None or params is self._default_params:
+            # All that is left; at least one, so that a long prompt is refused by name. A default that nobody
+            # asked for is cut to it.
+            rest = max(self.core.max_length - len(prompt.token_ids), 1)
+            rest = rest if params.max_tokens is None else min(params.max_tokens, rest)
             params = msgspec.structs.replace(params, max_tokens=rest)
         if self._tokenizer is None and (params.stop_strings or params.bad_words):
             raise RequestError("stop and bad_words need a tokenizer", "stop" if params.stop_strings else "bad_words")

@@ -33,11 +33,10 @@ def token_logprobs(sampled: SampledHost, row: int, token_ids: list[int], num_top
     """One entry for each of the row's first `len(token_ids)` samples, with its `num_top` likeliest tokens."""
     if sampled.ranks is None or sampled.top_ids is None or sampled.top_logprobs is None:
         raise RuntimeError("the step was to give log-probabilities and did not")
-    width = sampled.top_ids.shape[-1]
-    count = len(token_ids)
+    count, shape = len(token_ids), (sampled.logprobs.shape[1], sampled.top_ids.shape[-1])
     ranks = sampled.ranks[row].reshape(-1).tolist()
-    top_ids = sampled.top_ids[row].reshape(-1, width)[:count, :num_top].tolist()
-    top_logprobs = sampled.top_logprobs[row].reshape(-1, width)[:count, :num_top].tolist()
+    top_ids = sampled.top_ids[row].reshape(shape)[:count, :num_top].tolist()
+    top_logprobs = sampled.top_logprobs[row].reshape(shape)[:count, :num_top].tolist()
     chosen = sampled.logprobs[row].tolist()
     return [TopLogprobs(token, chosen[i], ranks[i], top_ids[i], top_logprobs[i]) for i, token in enumerate(token_ids)]
 

@@ -15,6 +15,10 @@ from octavo.engine.checks import check_integer, check_number, check_strings, che
 from octavo.engine.errors import RequestError
 
 MAX_N = 16384  # samples of one request
+MAX_TEMPERATURE = 1e6  # beyond these two, float32 on the device would overflow
+MIN_REPETITION = 1e-3
+MAX_STOP_STRINGS = 64
+MAX_STOP_LENGTH = 1024  # characters of one stop string
 MAX_LOGIT_BIAS = 1024  # entries of the sparse bias a slot can hold
 MAX_STOP_TOKEN_IDS = 128
 MAX_BAD_WORDS = 128  # token sequences
@@ -38,14 +42,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     Attributes:
       n: samples of the prompt, 1 … 16384; they run as sequences of their own.
       presence_penalty, frequency_penalty: in [-2, 2], over output tokens.
-      repetition_penalty: above 0, over prompt and output tokens; 1 is off.
-      temperature: 0 is greedy.
+      repetition_penalty: in [0.001, 1000], over prompt and output tokens; 1 is off.
+      temperature: in [0, 1e6]; 0 is greedy.
       top_p: in (0, 1]; 1 is off.
       top_k: 0 or -1 is off, and so is a number from the vocabulary's size on.
       min_p: in [0, 1], relative to the likeliest token; 0 is off.
       seed: in [-2**63, 2**63). Sample i uses (seed + i) mod 2**32, so seeds that are
         equal modulo 2**32 give the same tokens. None draws one per sample.
-      stop: one string or several; matched by the text edge, which needs `detokenize`.
+      stop: one string or several (at most 64 of 1,024 characters); matched by the text edge, which needs `detokenize`.
       stop_token_ids: end the output, beside EOS; at most 128 with EOS.
       bad_words: strings that must not appear; the text edge tokenises them.
       ignore_eos: go on after EOS. stop_token_ids still stop.
@@ -88,8 +92,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         check_integer("n", self.n, 1, MAX_N)
         check_number("presence_penalty", self.presence_penalty, -2, 2)
         check_number("frequency_penalty", self.frequency_penalty, -2, 2)
-        check_number("repetition_penalty", self.repetition_penalty, 0, above=True)
-        check_number("temperature", self.temperature, 0)
+        check_number("repetition_penalty", self.repetition_penalty, MIN_REPETITION, 1 / MIN_REPETITION)
+        check_number("temperature", self.temperature, 0, MAX_TEMPERATURE)
         check_number("top_p", self.top_p, 0, 1, above=True)
         check_integer("top_k", self.top_k, -1)
         check_number("min_p", self.min_p, 0, 1)
@@ -113,6 +117,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             check_strings("stop", self.stop)
         if self.stop == "":
             raise RequestError("stop must not be an empty string: it would match at once", "stop")
+        if len(self.stop_strings) > MAX_STOP_STRINGS or any(len(s) > MAX_STOP_LENGTH for s in self.stop_strings):
+            raise RequestError(
+                f"stop must be at most {MAX_STOP_STRINGS} strings of at most {MAX_STOP_LENGTH} characters", "stop"
+            )
         if self.stop and not self.detokenize:
             raise RequestError("stop strings need detokenize", "stop")
         if self.stop_token_ids is not None:

@@ -180,7 +180,8 @@ def _truncate(hot: jax.Array, settings: SamplingState, lazy: bool) -> jax.Array:
 
     def top_p(hot: jax.Array) -> jax.Array:
         weight = jnp.exp(hot)
-        wanted = settings.top_p[:, None] * weight.sum(axis=-1, keepdims=True)
+        # The largest weight is 1: even a top_p that float32 takes for 0 keeps one token.
+        wanted = jnp.maximum(settings.top_p[:, None] * weight.sum(axis=-1, keepdims=True), 1.0)
         kept = _at_least(hot, lambda keep: jnp.sum(jnp.where(keep, weight, 0.0), axis=-1, keepdims=True) >= wanted)
         return jnp.where(settings.top_p[:, None] < 1, kept, hot)
 

@@ -90,10 +90,13 @@ class Scheduler:
 
     # Requests come and go.
 
-    def check(self, request: Request) -> None:
-        """Raises RequestError, with numbers, for a request that could never be served. Any thread may call it."""
+    def check(self, request: Request, *, id_is_free: bool = False) -> None:
+        """Raises RequestError, with numbers, for a request that could never be served. Any thread may call it.
+
+        `id_is_free`: whoever has this id now will be aborted before `request` is added.
+        """
         check_request(request, self.config, self._groups)
-        if request.request_id in self._requests:
+        if request.request_id in self._requests and not id_is_free:
             raise RequestError(f"request_id {request.request_id!r} is in use", "request_id")
 
     def add(self, request: Request) -> None:

@@ -10,6 +10,7 @@ import os
 import pathlib
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -54,6 +55,7 @@ class WarmUp:
     def __post_init__(self) -> None:
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
+        self._stop: Callable[[], object] | None = None
         self._error: BaseException | None = None
 
     def start(self, *, wait_for_all: bool) -> None:
@@ -75,6 +77,8 @@ class WarmUp:
         if rest:
             self._thread = threading.Thread(target=self._background, args=(rest,), name="octavo-warm-up", daemon=True)
             self._thread.start()
+            # Also at the interpreter's exit: a process that ends while XLA compiles in a thread crashes.
+            self._stop = weakref.finalize(self, _stop, self._closed, self._thread)
 
     def wait(self, timeout: float | None = None) -> None:
         """Returns when every program is ready.
@@ -92,10 +96,8 @@ class WarmUp:
     def close(self) -> None:
         """Stops after the program in hand."""
         self._closed.set()
-        if self._thread is not None and self._thread.is_alive():
-            # It cannot be interrupted, and a process that ends under it can crash.
-            logger.warning("waiting for the program that is being compiled")
-            self._thread.join()
+        if self._stop is not None:
+            self._stop()
 
     def _background(self, rest: list[Program]) -> None:
         for program in rest:
@@ -114,3 +116,11 @@ class WarmUp:
         compiled = self.compile(program)
         self.programs[program] = compiled
         self.ladder.ready = self.ladder.ready | {program}
+
+
+def _stop(closed: threading.Event, thread: threading.Thread) -> None:
+    """A compilation cannot be interrupted, so this can take seconds."""
+    closed.set()
+    if thread.is_alive():
+        logger.warning("waiting for the program that is being compiled")
+        thread.join()

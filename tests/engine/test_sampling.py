@@ -224,3 +224,7 @@ def test_top_logits_and_ranks(logits):
     np.testing.assert_allclose(
         np.asarray(top.logprobs)[0], np.sort(logits)[::-1][:5] - np.log(np.exp(logits).sum()), rtol=1e-5
     )
+
+
+def test_a_top_p_below_float32_keeps_the_likeliest(logits):
+    assert support(logits, SlotParams(temperature=1.0, top_p=1e-40), tries=4) == {int(logits.argmax())}
