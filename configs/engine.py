@@ -1,9 +1,9 @@
 """EngineConfig: every option of one engine, checked when it is made. Names are vLLM's where vLLM has one."""
 
 import dataclasses
-import math
 
 from octavo.configs.errors import ConfigError
+from octavo.configs.fields import check_types
 from octavo.configs.scheduler import POLICIES
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
@@ -75,6 +75,7 @@ class EngineConfig:
     hf_overrides: dict[str, object] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        check_types(self)
         _one_of("load_format", self.load_format, LOAD_FORMATS)
         _one_of("dtype", self.dtype, DTYPES)
         _one_of("scheduling_policy", self.scheduling_policy, POLICIES)
@@ -88,7 +89,7 @@ class EngineConfig:
                 "num_gpu_blocks_override must be at least 2 (one block stays empty), "
                 f"got {self.num_gpu_blocks_override}"
             )
-        if not (math.isfinite(self.gpu_memory_utilization) and 0 < self.gpu_memory_utilization <= 1):
+        if not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(f"gpu_memory_utilization must be in (0, 1], got {self.gpu_memory_utilization}")
         if not 0 <= self.max_logprobs <= 64:
             raise ConfigError(f"max_logprobs must be between 0 and 64, got {self.max_logprobs}")
@@ -177,5 +178,5 @@ def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
 
 
 def _positive(name: str, value: int | None) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        raise ConfigError(f"{name} must be a positive number, got {value!r}")
+    if value is not None and value < 1:
+        raise ConfigError(f"{name} must be a positive number, got {value}")

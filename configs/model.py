@@ -134,7 +134,7 @@ class ModelConfig:
         if (quantization := config.get("quantization_config")) is not None:
             method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
             raise ConfigError(f"quantization_config with quant_method {method!r} is not supported yet")
-        heads = _integer(config, "num_attention_heads")
+        heads = _size(config, "num_attention_heads")
         hidden = _integer(config, "hidden_size")
         head_dim = _integer(config, "head_dim", family.head_dim)
         if head_dim is None:
@@ -142,7 +142,7 @@ class ModelConfig:
                 raise ConfigError(f"hidden_size ({hidden}) must be a multiple of num_attention_heads ({heads})")
             head_dim = hidden // heads
         kv_default = family.num_kv_heads if "num_key_value_heads" not in config else None
-        max_position = _integer(config, "max_position_embeddings", family.max_position_embeddings)
+        max_position = _size(config, "max_position_embeddings", family.max_position_embeddings)
         _refuse_window(config, architecture, max_position)
         vocab = _integer(config, "vocab_size")
         attention_bias = family.attention_bias and _flag(config, "attention_bias")
@@ -248,14 +248,13 @@ def _rope(config: Mapping[str, Any], max_position: int) -> RopeConfig:
     partial = _number(scaling, "partial_rotary_factor", _number(config, "partial_rotary_factor", 1.0))
     if partial != 1.0:
         raise ConfigError(f"partial_rotary_factor {partial} is not supported yet")
-    factors = scaling.get("freq_factors")
-    factors = None if factors is None else tuple(float(f) for f in factors)
+    factors = _freq_factors(scaling)
     if kind == "default":
         return RopeConfig(theta=theta, freq_factors=factors)
     if kind == "linear":
         return RopeConfig(theta=theta, kind=kind, factor=_number(scaling, "factor"), freq_factors=factors)
-    original = _integer(
-        config, "original_max_position_embeddings", _integer(scaling, "original_max_position_embeddings", max_position)
+    original = _size(
+        config, "original_max_position_embeddings", _size(scaling, "original_max_position_embeddings", max_position)
     )
     if kind == "llama3":
         return RopeConfig(
@@ -267,7 +266,6 @@ def _rope(config: Mapping[str, Any], max_position: int) -> RopeConfig:
             high_freq_factor=_number(scaling, "high_freq_factor"),
             freq_factors=factors,
         )
-    truncate = scaling.get("truncate")
     return RopeConfig(
         theta=theta,
         kind=kind,
@@ -278,9 +276,18 @@ def _rope(config: Mapping[str, Any], max_position: int) -> RopeConfig:
         mscale=_number(scaling, "mscale", None),
         mscale_all_dim=_number(scaling, "mscale_all_dim", None),
         attention_factor=_number(scaling, "attention_factor", None),
-        truncate=True if truncate is None else bool(truncate),
+        truncate=_flag(scaling, "truncate", True),
         freq_factors=factors,
     )
+
+
+def _freq_factors(scaling: Mapping[str, Any]) -> tuple[float, ...] | None:
+    factors = scaling.get("freq_factors")
+    if factors is None:
+        return None
+    if not isinstance(factors, list):
+        raise ConfigError(f"rope freq_factors must be a list of numbers, got {factors!r}")
+    return tuple(_float("rope freq_factors", factor) for factor in factors)
 
 
 def _eos(
@@ -301,7 +308,7 @@ def _eos(
 
 def _activation(config: Mapping[str, Any]) -> str:
     name = config.get("hidden_act", "silu")
-    if name not in _HF_ACTIVATIONS:
+    if not isinstance(name, str) or name not in _HF_ACTIVATIONS:
         raise ConfigError(f"hidden_act {name!r} is not supported; supported: {', '.join(_HF_ACTIVATIONS)}")
     return _HF_ACTIVATIONS[name]
 
@@ -317,6 +324,15 @@ def _integer(config: Mapping[str, Any], name: str, default: Any = _REQUIRED) -> 
         return default
     if isinstance(value, bool) or not isinstance(value, int):
         raise ConfigError(f"{name} must be an integer, got {value!r}")
+    if abs(value) >= 2**63:
+        raise ConfigError(f"{name} must fit into 64 bits, got {value}")
+    return value
+
+
+def _size(config: Mapping[str, Any], name: str, default: Any = _REQUIRED) -> Any:
+    value = _integer(config, name, default)
+    if value < 1:
+        raise ConfigError(f"{name} must be positive, got {value}")
     return value
 
 
@@ -326,9 +342,19 @@ def _number(config: Mapping[str, Any], name: str, default: Any = _REQUIRED) -> A
         if default is _REQUIRED:
             raise ConfigError(f"config.json lacks {name}")
         return default
+    return _float(name, value)
+
+
+def _float(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ConfigError(f"{name} must be a number, got {value!r}")
-    return float(value)
+    try:
+        number = float(value)
+    except OverflowError:  # an integer that no float holds
+        number = math.inf
+    if not math.isfinite(number):
+        raise ConfigError(f"{name} must be a finite number, got {value}")
+    return number
 
 
 def _flag(config: Mapping[str, Any], name: str, default: bool = False) -> bool:

@@ -1,9 +1,9 @@
 """SchedulerConfig: the numbers that the scheduler decides by, resolved for one device and model."""
 
 import dataclasses
-import math
 
 from octavo.configs.errors import ConfigError
+from octavo.configs.fields import check_types
 
 POLICIES = ("fcfs", "priority")
 
@@ -44,10 +44,10 @@ class SchedulerConfig:
     max_in_flight: int = 2
 
     def __post_init__(self) -> None:
+        check_types(self)
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "vocab_size", "max_in_flight"):
-            value = dataclasses.asdict(self)[name]
-            if value < 1:
-                raise ConfigError(f"{name} must be at least 1, got {value}")
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.max_num_batched_tokens <= self.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be above max_num_seqs "
@@ -57,5 +57,5 @@ class SchedulerConfig:
             raise ConfigError("max_constrained_rows and max_logprobs must not be negative")
         if self.policy not in POLICIES:
             raise ConfigError(f"policy must be one of {', '.join(POLICIES)}, got {self.policy!r}")
-        if not (math.isfinite(self.watermark) and 0 <= self.watermark < 1):
+        if not 0 <= self.watermark < 1:
             raise ConfigError(f"watermark must be in [0, 1), got {self.watermark}")

@@ -150,14 +150,15 @@ class Engine:
     ) -> Prompt:
         """The prompt that `chat` would run for one conversation."""
         tokenizer = self.get_tokenizer()
-        text = self._template(chat_template).render(
+        return self._template(chat_template).prompt(
             messages,
+            tokenizer,
+            max_tokens=self.max_model_len,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             template_kwargs=chat_template_kwargs,
             tools=tools,
         )
-        return Prompt(text, tokenizer.encode(text, add_special_tokens=False))
 
     # Results as they come.
 

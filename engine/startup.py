@@ -19,7 +19,9 @@ from octavo.configs.model import ModelConfig
 from octavo.configs.scheduler import SchedulerConfig
 from octavo.engine import kv_memory
 from octavo.engine.buckets import Ladder, make_ladder
+from octavo.engine.errors import RequestError
 from octavo.engine.kv_groups import KVGroups
+from octavo.engine.request import SamplingParams
 from octavo.engine.runner import Runner
 from octavo.engine.scheduler import Scheduler
 from octavo.engine.state import StateShape, empty_constrained, empty_slots
@@ -182,11 +184,19 @@ def _scheduler_config(config: EngineConfig, resolved: ResolvedConfig, step_confi
 
 
 def _cache_dir(config: EngineConfig) -> pathlib.Path | None:
-    if config.compilation_cache_dir == "":
+    """A folder that exists; None where none is wanted, or where the default one cannot be made."""
+    named = config.compilation_cache_dir
+    if named == "":
         return None
-    if config.compilation_cache_dir is not None:
-        return pathlib.Path(config.compilation_cache_dir)
-    return env.cache_dir() / "programs"
+    folder = env.cache_dir() / "programs" if named is None else pathlib.Path(named)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:  # ValueError: a null byte
+        if named is not None:
+            raise ConfigError(f"compilation_cache_dir {named!r} cannot be made: {error}") from error
+        logger.warning("compiled programs are not kept: %s cannot be made: %s", folder, error)
+        return None
+    return folder
 
 
 def _memory(
@@ -224,7 +234,10 @@ def _largest(ladder: Ladder) -> tuple[int, int, str]:
 
 
 def _sampling_defaults(config: EngineConfig, generation_config: dict[str, Any] | None) -> dict[str, Any]:
-    """What a request without parameters of its own gets: the model's generation_config.json, then the operator's."""
+    """What a request without parameters of its own gets: the model's generation_config.json, then the operator's.
+
+    Raises ConfigError for an unknown name and for a value that SamplingParams refuses.
+    """
     model = generation_config if config.generation_config == "auto" and generation_config else {}
     merged = {**model, **config.override_generation_config}
     if unknown := sorted(set(config.override_generation_config) - set(SAMPLING_DEFAULTS)):
@@ -234,4 +247,10 @@ def _sampling_defaults(config: EngineConfig, generation_config: dict[str, Any] |
     defaults = {name: merged[name] for name in SAMPLING_DEFAULTS if merged.get(name) is not None}
     if "max_new_tokens" in defaults:
         defaults["max_tokens"] = defaults.pop("max_new_tokens")
+    try:
+        SamplingParams(**defaults)
+    except RequestError as error:
+        name = "max_new_tokens" if error.field == "max_tokens" else error.field
+        origin = "override_generation_config" if name in config.override_generation_config else "generation_config.json"
+        raise ConfigError(f"{origin} sets {name} to what cannot be: {error}") from error
     return defaults

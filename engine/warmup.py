@@ -25,10 +25,9 @@ type Compiled = Callable[..., Any]
 
 
 def use_compilation_cache(folder: pathlib.Path | None) -> None:
-    """Keeps compiled programs on disk. None leaves jax's settings as they are."""
+    """Keeps compiled programs in a folder that exists. None leaves jax's settings as they are."""
     if folder is None:
         return
-    folder.mkdir(parents=True, exist_ok=True)
     jax.config.update("jax_compilation_cache_dir", str(folder))
     # Every program counts: a start with a warm cache should compile nothing at all.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)

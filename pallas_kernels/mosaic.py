@@ -5,6 +5,7 @@ Knows no op. Kernels are warp-specialised: a warpgroup (128 threads) is one "thr
 `run_state`) has its detour here, so that kernels have one text.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxlib.mlir import ir
 
 Barrier = plgpu.Barrier
 arrive = plgpu.barrier_arrive
@@ -27,10 +29,8 @@ ds = pl.ds
 when = pl.when
 
 WARPGROUP = 128  # threads
-WARPS = 4  # of a warpgroup
 LOG2E = math.log2(math.e)
 ROWS = plgpu.Layout.WGMMA.reduce(1)  # one number per row of a matrix fragment
-COLUMNS = plgpu.Layout.WGMMA.reduce(0)
 MATRIX = plgpu.Layout.WGMMA
 
 
@@ -45,8 +45,14 @@ def run(
     name: str,
 ) -> Any:
     """Runs `body(*operands, *out, **scratch)` in every block of the grid."""
+
+    def named(*references: Any, **scratches: Any) -> None:
+        if not interpret:
+            _fix_name(name)()
+        body(*references, **scratches)
+
     kernel = plgpu.kernel(
-        body,
+        named,
         out_type=list(out),
         scratch_types=scratch,
         grid=tuple(grid.values()),
@@ -60,25 +66,23 @@ def run(
     return tuple(kernel(*operands))
 
 
+@functools.cache
+def _fix_name(name: str) -> Callable[[], Any]:
+    """Says what a dump of the kernel would be called, which jax otherwise numbers through the process.
+
+    That number is part of the compilation cache's key: programs lowered in another order, or one more
+    of them, would not be found by the next start.
+    """
+
+    @plgpu.inline_mgpu()
+    def fix(context: Any) -> None:
+        context.module.operation.attributes["mosaic_gpu.dump_basename"] = ir.StringAttr.get(name)
+
+    return fix
+
+
 def warpgroup() -> jax.Array:
     return lax.axis_index("warpgroup")
-
-
-def share_among_warps(count: int, body: Callable[[jax.Array], None]) -> None:
-    """Runs `body(i)` for i < count, a power of two, in the warpgroup's four warps side by side.
-
-    A copy by a warpgroup costs 128 arrivals at its barrier and a synchronisation of the four warps,
-    too much for many small ones.
-    """
-    each = max(1, count // WARPS)
-
-    @plgpu.warp_map
-    def _(warp: jax.Array) -> None:
-        for i in range(each):
-            if count < WARPS:
-                pl.when(warp < count)(lambda: body(warp))
-            else:
-                body(warp * each + i)
 
 
 def tile(shape: tuple[int, ...], dtype: Any) -> Any:

@@ -7,14 +7,16 @@ and arguments that would replace what the engine itself passes.
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import jinja2
 from jinja2 import nodes
 
 from octavo.configs.errors import LoadError
 from octavo.engine.errors import RequestError
+from octavo.engine.text.prompts import Prompt, check_length
 from octavo.engine.text.sandbox import compile_template, parse_template, render
+from octavo.engine.text.tokenizer import Tokenizer, check_text
 
 # What chat_template_kwargs must not hold: our own arguments, those of transformers' apply_chat_template, the globals.
 RESERVED = frozenset(
@@ -69,9 +71,56 @@ class ChatTemplate:
             tree = parse_template(source)
             self.wants_parts = _wants_parts(tree)
             self._template = compile_template(tree)
-        except (jinja2.TemplateError, RecursionError, ValueError) as error:
+        except (jinja2.TemplateError, RecursionError, ValueError, SyntaxError) as error:
             raise LoadError(f"the chat template does not compile: {error}") from error
+        self._source = source
         self._special_tokens = dict(special_tokens or {})
+
+    @classmethod
+    def from_request(cls, source: object, special_tokens: Mapping[str, str] | None = None) -> Self:
+        """A template that came with a request. Raises RequestError: it is no text or does not compile."""
+        if not isinstance(source, str):
+            raise RequestError(f"chat_template must be a string, got {type(source).__name__}", "chat_template")
+        try:
+            return cls(source, special_tokens)
+        except LoadError as error:
+            raise RequestError(str(error), "chat_template") from error
+
+    def prompt(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tokenizer: Tokenizer,
+        *,
+        max_tokens: int | None = None,
+        **options: Any,
+    ) -> Prompt:
+        """The prompt of a conversation, encoded so that only the template's own control tokens are some.
+
+        Names of control tokens in messages, tools and template_kwargs are plain text.
+
+        Args:
+          messages: as for `render`.
+          tokenizer: the model's.
+          max_tokens: of the model; text that cannot fit is refused before it is encoded.
+          options: the other arguments of `render`.
+
+        Raises:
+          RequestError: as `render`, or text that the tokenizer refuses.
+        """
+        variables, mark = self._variables(messages, **options)
+        control = tokenizer.control_tokens
+        hidden = control.hide(variables, self._source)
+        try:
+            variables = hidden.hide(variables)
+        except RecursionError:
+            raise RequestError("messages are nested too deep", "messages") from None
+        rendered = self._render(variables, mark)
+        text = hidden.show(rendered)
+        check_length(text, tokenizer, max_tokens)
+        if not hidden.names:
+            return Prompt(text, tokenizer.encode(text, add_special_tokens=False))
+        check_text(text)
+        return Prompt(text, control.encode(rendered, hidden))
 
     def render(
         self,
@@ -82,7 +131,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt of a conversation. Encode it without adding special tokens: they are in it.
+        """The text of a conversation's prompt. `prompt` encodes it; by itself it does not tell who wrote what.
 
         Args:
           messages: {"role": …, "content": text, null or a list of text parts, …}, oldest first.
@@ -94,7 +143,27 @@ class ChatTemplate:
         Raises:
           RequestError: malformed messages, or what the template says against them.
         """
-        _check_kwargs(template_kwargs or {})
+        variables, mark = self._variables(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            template_kwargs=template_kwargs,
+        )
+        return self._render(variables, mark)
+
+    def _variables(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> tuple[dict[str, Any], str | None]:
+        """What the caller gives the template, checked, and the mark behind a message to be continued."""
+        _check_kwargs({} if template_kwargs is None else template_kwargs)
+        _check_tools(tools)
         if continue_final_message and add_generation_prompt:
             raise RequestError(
                 "continue_final_message and add_generation_prompt exclude each other", "continue_final_message"
@@ -103,21 +172,23 @@ class ChatTemplate:
         mark = _mark_end(conversation) if continue_final_message else None
         variables = {
             **(template_kwargs or {}),
-            **self._special_tokens,
             "messages": conversation,
             "tools": [dict(tool) for tool in tools] if tools else None,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
             "continue_final_message": continue_final_message,
         }
+        return variables, mark
+
+    def _render(self, variables: Mapping[str, Any], mark: str | None) -> str:
         try:
-            prompt = render(self._template, variables)
+            text = render(self._template, {**variables, **self._special_tokens})
         except Exception as error:  # expressions may raise anything
             message = str(error) or type(error).__name__
             raise RequestError(f"the chat template refuses these messages: {message}", "messages") from error
         if mark is None:
-            return prompt
-        before, found, _ = prompt.rpartition(mark)
+            return text
+        before, found, _ = text.rpartition(mark)
         if not found:
             raise RequestError("the chat template leaves the final message out", "continue_final_message")
         return before
@@ -215,6 +286,16 @@ def _mark_end(conversation: list[dict[str, Any]]) -> str:
     else:
         last["content"][-1]["text"] += mark
     return mark
+
+
+def _check_tools(tools: object) -> None:
+    if tools is None:
+        return
+    if not isinstance(tools, list | tuple):
+        raise RequestError(f"tools must be a list of function definitions, got {type(tools).__name__}", "tools")
+    for i, tool in enumerate(tools):
+        if not isinstance(tool, Mapping):
+            raise RequestError(f"tools[{i}] must be an object, got {type(tool).__name__}", "tools")
 
 
 def _check_kwargs(template_kwargs: Mapping[str, Any]) -> None:

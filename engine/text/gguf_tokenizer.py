@@ -15,7 +15,7 @@ from octavo.configs.errors import LoadError
 from octavo.engine.text.tokenizer import Tokenizer, add_around
 
 # Token types of the format.
-CONTROL, USER_DEFINED = 3, 4
+NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
 
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _LLAMA3_SPLIT = (
@@ -57,10 +57,10 @@ SPLITTINGS = {
     "deepseek-r1-qwen": _QWEN2,
 }
 _NAMES = {
-    "bos_token": "bos_token_id",
-    "eos_token": "eos_token_id",
-    "unk_token": "unknown_token_id",
-    "pad_token": "padding_token_id",
+    "bos_token": "tokenizer.ggml.bos_token_id",
+    "eos_token": "tokenizer.ggml.eos_token_id",
+    "unk_token": "tokenizer.ggml.unknown_token_id",
+    "pad_token": "tokenizer.ggml.padding_token_id",
 }
 
 
@@ -76,10 +76,12 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
         name = f"{kind!r} ({known})" if known else repr(kind)
         raise LoadError(f"GGUF tokenizer kind {name} is not supported yet; supported: 'gpt2' (byte-level BPE)")
     pre = metadata.get("tokenizer.ggml.pre", "default")
-    if pre not in SPLITTINGS:
-        raise LoadError(f"GGUF pre-tokenizer {pre!r} is not supported; supported: {', '.join(SPLITTINGS)}")
-    tokens = _strings(metadata, "tokenizer.ggml.tokens")
-    types = [int(t) for t in metadata.get("tokenizer.ggml.token_type", [1] * len(tokens))]
+    if not isinstance(pre, str) or pre not in SPLITTINGS:
+        raise LoadError(f"tokenizer.ggml.pre {pre!r} is not supported; supported: {', '.join(SPLITTINGS)}")
+    tokens = _array(metadata, "tokenizer.ggml.tokens", str)
+    types = [NORMAL] * len(tokens)
+    if "tokenizer.ggml.token_type" in metadata:
+        types = _array(metadata, "tokenizer.ggml.token_type", int)
     if len(types) != len(tokens):
         raise LoadError(f"tokenizer.ggml.token_type has {len(types)} entries for {len(tokens)} tokens")
     backend = _pipeline(tokens, _merges(metadata), SPLITTINGS[pre])
@@ -117,7 +119,7 @@ def _pipeline(tokens: list[str], merges: list[tuple[str, str]], splitting: _Spli
 
 def _merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
     merges = []
-    for merge in _strings(metadata, "tokenizer.ggml.merges"):
+    for merge in _array(metadata, "tokenizer.ggml.merges", str):
         left, space, right = merge.partition(" ")
         if not (left and space and right):
             raise LoadError(f"tokenizer.ggml.merges holds {merge!r}, which is not a pair")
@@ -125,25 +127,26 @@ def _merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
     return merges
 
 
-def _strings(metadata: Mapping[str, Any], key: str) -> list[str]:
+def _array[T: (str, int)](metadata: Mapping[str, Any], key: str, kind: type[T]) -> list[T]:
     value = metadata.get(key)
     if value is None:
         raise LoadError(f"the GGUF file has no {key}")
-    strings = list(value)
-    if not all(isinstance(item, str) for item in strings):
-        raise LoadError(f"{key} must hold strings")
-    return strings
+    if not isinstance(value, list) or any(type(item) is not kind for item in value):
+        raise LoadError(f"{key} must be an array of {'strings' if kind is str else 'integers'}")
+    return value
 
 
 def _special_tokens(metadata: Mapping[str, Any], tokens: list[str]) -> dict[str, str]:
     names = {}
     for name, key in _NAMES.items():
-        token_id = metadata.get(f"tokenizer.ggml.{key}")
+        token_id = metadata.get(key)
         if token_id is None:
             continue
-        if not 0 <= int(token_id) < len(tokens):
-            raise LoadError(f"tokenizer.ggml.{key} is {token_id}, outside of the {len(tokens)} tokens")
-        names[name] = tokens[int(token_id)]
+        if type(token_id) is not int:
+            raise LoadError(f"{key} must be an integer, got {token_id!r}")
+        if not 0 <= token_id < len(tokens):
+            raise LoadError(f"{key} is {token_id}, outside of the {len(tokens)} tokens")
+        names[name] = tokens[token_id]
     return names
 
 

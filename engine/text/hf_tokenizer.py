@@ -76,27 +76,41 @@ def _read_object(path: pathlib.Path) -> dict[str, Any]:
 def _special_tokens(declared: dict[str, Any]) -> dict[str, str]:
     names = {}
     for name in SPECIAL_NAMES:
-        token = declared.get(name)
-        if isinstance(token, dict):  # an AddedToken, written out
-            token = token.get("content")
-        if token is None:
-            continue
-        if not isinstance(token, str):
-            raise LoadError(f"tokenizer_config.json: {name} must be a string, got {token!r}")
-        names[name] = token
+        if declared.get(name) is not None:
+            names[name] = _content(name, declared[name])
     return names
+
+
+def _content(name: str, token: object) -> str:
+    """The string of a token, which may be an AddedToken written out."""
+    content = token.get("content") if isinstance(token, dict) else token
+    if not isinstance(content, str):
+        raise LoadError(f"tokenizer_config.json: {name} must be a string, got {content!r}")
+    try:
+        content.encode()
+    except UnicodeEncodeError as error:
+        raise LoadError(f"tokenizer_config.json: {name} holds a lone surrogate: {content!r}") from error
+    return content
 
 
 def _mark_special(backend: tokenizers.Tokenizer, config: dict[str, Any], names: dict[str, str]) -> None:
     """What the config declares special is special, also where tokenizer.json does not say so."""
-    extra = config.get("additional_special_tokens") or config.get("extra_special_tokens") or []
-    listed = extra.values() if isinstance(extra, dict) else extra
-    contents = [token.get("content") if isinstance(token, dict) else token for token in listed]
-    for content in dict.fromkeys([*names.values(), *contents]):
-        token_id = backend.token_to_id(content) if isinstance(content, str) else None
+    for content in dict.fromkeys([*names.values(), *_extra_special_tokens(config)]):
+        token_id = backend.token_to_id(content)
         known = backend.get_added_tokens_decoder().get(token_id) if token_id is not None else None
         if token_id is not None and not (known and known.special):
             backend.add_special_tokens([tokenizers.AddedToken(content, normalized=False, special=True)])
+
+
+def _extra_special_tokens(config: dict[str, Any]) -> list[str]:
+    contents = []
+    for name in ("additional_special_tokens", "extra_special_tokens"):
+        extra = config.get(name) or []
+        listed = list(extra.values()) if isinstance(extra, dict) else extra
+        if not isinstance(listed, list):
+            raise LoadError(f"tokenizer_config.json: {name} must be a list or an object, got {listed!r}")
+        contents += [_content(f"each of {name}", token) for token in listed]
+    return contents
 
 
 def _set_bos_and_eos(backend: tokenizers.Tokenizer, config: dict[str, Any], names: dict[str, str]) -> None:

@@ -38,11 +38,16 @@ def split_prompts(prompts: object) -> list[object]:
     return [prompts] if isinstance(prompts[0], int | float) else list(prompts)
 
 
-def parse_prompt(prompt: object, tokenizer: Tokenizer | None) -> Prompt:
+def parse_prompt(prompt: object, tokenizer: Tokenizer | None, max_tokens: int | None = None) -> Prompt:
     """Reads one prompt: text, ids, or a mapping with `prompt` or `prompt_token_ids`, and maybe `cache_salt`.
 
+    Args:
+      prompt: as a caller gives it.
+      tokenizer: None where there is none.
+      max_tokens: of the model; text that cannot fit is refused before it is encoded.
+
     Raises:
-      RequestError: nothing of that, or text without a tokenizer.
+      RequestError: nothing of that, or text without a tokenizer, or far too much of it.
     """
     salt = None
     if isinstance(prompt, Mapping):
@@ -58,19 +63,45 @@ def parse_prompt(prompt: object, tokenizer: Tokenizer | None) -> Prompt:
     if isinstance(prompt, str):
         if tokenizer is None:
             raise RequestError("this engine has no tokenizer: give token ids", "prompt")
+        check_length(prompt, tokenizer, max_tokens)
         return Prompt(prompt, tokenizer.encode(prompt), salt)
     if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
         raise RequestError(f"a prompt must be text or token ids, got {type(prompt).__name__}", "prompt")
     return Prompt(None, list(prompt), salt)
 
 
+def check_length(text: str, tokenizer: Tokenizer, max_tokens: int | None) -> None:
+    """Refuses text of more characters than `max_tokens` of the longest token have, in no time.
+
+    (A normaliser that drops characters could make such a text fit. No real text comes near.)
+    """
+    if max_tokens is None:
+        return
+    limit = max_tokens * tokenizer.longest_token
+    if len(text) > limit:
+        raise RequestError(
+            f"the prompt has {len(text)} characters; the model's limit of {max_tokens} tokens is at most {limit}"
+            f" characters, since the longest token has {tokenizer.longest_token}",
+            "prompt",
+        )
+
+
 def bad_words_token_ids(tokenizer: Tokenizer, words: list[str]) -> list[list[int]]:
-    """The token sequences that spell the words, at the start of a text and behind a space."""
+    """The token sequences that spell the words, at the start of a text and behind a space.
+
+    Raises:
+      RequestError: a word has no tokens.
+    """
     sequences: list[list[int]] = []
     for word in words:
-        bare = tokenizer.encode(word.lstrip(), add_special_tokens=False)
-        spaced = tokenizer.encode(" " + word.lstrip(), add_special_tokens=False)
+        if word.strip(" "):
+            bare = tokenizer.encode(word.removeprefix(" "), add_special_tokens=False)
+            spaced = tokenizer.encode(" " + word.removeprefix(" "), add_special_tokens=False)
+        else:  # only spaces: these as they are
+            bare = spaced = tokenizer.encode(word, add_special_tokens=False)
+        if not bare:
+            raise RequestError(f"bad_words: {word[:80]!r} has no tokens in this model's vocabulary", "bad_words")
         # A space that is a token of its own ends before the word: the bare sequence finds that.
         with_space = len(spaced) == len(bare) and spaced[:1] != bare[:1]
         sequences += [bare, spaced] if with_space else [bare]
-    return [sequence for sequence in sequences if sequence]
+    return sequences

@@ -60,9 +60,13 @@ class StopStrings:
     def _longest_start_of_a_stop(self) -> int:
         """Length of the longest end of the held text that a stop string starts with."""
         longest = 0
+        last = self._held[-1]
         for stop in self._stops:
-            for length in range(min(len(stop) - 1, len(self._held)), longest, -1):
+            length = min(len(stop) - 1, len(self._held))
+            # Only where the stop string has the last character: nearly nowhere, and found by a fast search.
+            while (length := stop.rfind(last, 0, length) + 1) > longest:
                 if self._held.endswith(stop[:length]):
                     longest = length
                     break
+                length -= 1
         return longest

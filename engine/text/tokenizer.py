@@ -12,6 +12,7 @@ from tokenizers import processors
 
 from octavo.configs.errors import LoadError
 from octavo.engine.errors import RequestError
+from octavo.engine.text.control_tokens import ControlTokens
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
@@ -69,6 +70,16 @@ class Tokenizer:
     def eos_token_id(self) -> int | None:
         return self._named_id("eos_token")
 
+    @functools.cached_property
+    def longest_token(self) -> int:
+        """Characters that one token stands for at most."""
+        return max(map(len, self.backend.get_vocab(with_added_tokens=True)))
+
+    @functools.cached_property
+    def control_tokens(self) -> ControlTokens:
+        """What chats must not let users write."""
+        return ControlTokens(self.backend)
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The ids of `text`; names of special tokens in it become those tokens.
 
@@ -80,12 +91,7 @@ class Tokenizer:
         Raises:
           RequestError: not a string, or a lone surrogate in it.
         """
-        if not isinstance(text, str):
-            raise RequestError(f"prompt must be a string or token ids, got {type(text).__name__}", "prompt")
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise RequestError(f"prompt holds a lone surrogate at character {error.start}", "prompt") from None
+        check_text(text)
         # The batch call leaves out offsets, which makes it the fast one.
         return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
@@ -129,6 +135,16 @@ class Tokenizer:
             if token_id is not None and self.decode([token_id], skip_special_tokens=False) == text:
                 return [token_id], text
         return [], ""
+
+
+def check_text(text: object) -> None:
+    """Refuses what is no text that UTF-8 can hold."""
+    if not isinstance(text, str):
+        raise RequestError(f"prompt must be a string or token ids, got {type(text).__name__}", "prompt")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(f"prompt holds a lone surrogate at character {error.start}", "prompt") from None
 
 
 def add_around(backend: tokenizers.Tokenizer, bos: str | None, eos: str | None) -> None:

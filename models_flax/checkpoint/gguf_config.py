@@ -19,8 +19,8 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
     """What config.json would say about this file's model."""
     keys = file.metadata
     arch = keys.get("general.architecture")
-    if arch not in ARCHITECTURES:
-        raise LoadError(f"GGUF architecture {arch!r} is not supported; supported: {', '.join(ARCHITECTURES)}")
+    if not isinstance(arch, str) or arch not in ARCHITECTURES:
+        raise LoadError(f"general.architecture {arch!r} is not supported; supported: {', '.join(ARCHITECTURES)}")
     if keys.get(f"{arch}.expert_count"):
         raise LoadError(f"{arch}.expert_count {keys[f'{arch}.expert_count']}: experts are not supported yet")
     embedding = file.tensors.get("token_embd.weight")

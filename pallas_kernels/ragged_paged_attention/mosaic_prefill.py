@@ -22,9 +22,6 @@ from octavo.pallas_kernels.ragged_paged_attention.worklist import PREFILL_TILE, 
 TILE = 128  # tokens of KV
 ROWS = PREFILL_TILE // 2  # query tokens of one consumer
 STAGES = 2
-# Keeps one tile's values under the next one's softmax, which frees the ring later and so asks more of
-# the producer: it must then copy by warps. Off, ptxas waits for the values before the softmax.
-DEEP = False
 
 
 def prefill(
@@ -129,19 +126,12 @@ def _produce(shape: Shape, turns: jax.Array, rows: Any, tables: Any, tiles: Any,
             for name, half in (("k", 0), ("v", 1)):
                 free, here, ring = (scratch[f"{name}_{part}"] for part in ("free", "here", "ring"))
                 mosaic.when(done >= STAGES)(lambda free=free: mosaic.wait(free.at[stage]))
-
-                def copy(b: jax.Array | int, here: Any = here, ring: Any = ring, half: int = half) -> None:
+                for b in range(per_tile):
                     # Beyond the end the last block comes again: no table entry that is not the row's is read.
                     block = tables[item.row, jnp.minimum(t * per_tile + b, last_block)]
                     row = ((block * 2 + half) * shape.num_kv_heads + item.kv_head) * shape.block_size
                     to = ring.at[stage, mosaic.ds(b * shape.block_size, shape.block_size)]
                     mosaic.copy_in(rows.at[mosaic.ds(row, shape.block_size)], to, here.at[stage])
-
-                if DEEP:
-                    mosaic.share_among_warps(per_tile, copy)
-                else:
-                    for b in range(per_tile):
-                        copy(b)
             return done + 1
 
         return lax.fori_loop(item.first_tile, item.end_tile, one_tile, done)
@@ -188,14 +178,6 @@ def _consume(
         def softmax(s: jax.Array, t: jax.Array, high: jax.Array, total: jax.Array, masked: bool) -> Any:
             return shape.softmax(s, high, total, see(t) if masked else None)
 
-        def wait_for_turn(t: jax.Array) -> None:
-            """Waits for the turn after tile t's, in the same item.
-
-            Here, between a softmax and the wait for the products in flight, because ptxas would put
-            that wait before the softmax if no branch lay between.
-            """
-            mosaic.when(t + 1 < item.end_tile)(lambda: mosaic.wait(mine))
-
         def one_tile(t: jax.Array, carry: Any, masked: bool) -> Any:
             """Scores of tile t, and under their softmax the values of tile t - 1."""
             acc, p, high, total = carry
@@ -204,13 +186,9 @@ def _consume(
 
             def use(s: jax.Array) -> Any:
                 mosaic.arrive(k_free)
-                used = mosaic.settled(softmax(s, t, high, total, masked))
-                if DEEP:
-                    wait_for_turn(t)
-                return used
+                return mosaic.settled(softmax(s, t, high, total, masked))
 
-            if not DEEP:
-                mosaic.wait(mine)
+            mosaic.wait(mine)
             mosaic.wait(k_here)
             acc, (p, fade, high, total) = mosaic.overlap(
                 q_tile, k_ring.transpose((1, 0)), (ROWS, TILE), acc, p, v_ring, staging,
@@ -232,8 +210,6 @@ def _consume(
         mosaic.arrive(other)
         mosaic.arrive(k_free)
         p, _, high, total = softmax(s, item.first_tile, high, total, True)
-        if DEEP:
-            wait_for_turn(item.first_tile)
         carry = (mosaic.matrix_full((ROWS, size), 0.0), mosaic.settled(p.astype(q_tile.dtype)), high, total)
         first_masked = second = item.first_tile + 1
         if shape.window is None:

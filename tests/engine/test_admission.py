@@ -111,7 +111,7 @@ def test_bad_config_is_refused() -> None:
     SchedulerConfig(**good)
     for change in (
         {"max_num_seqs": 0}, {"max_num_batched_tokens": 4}, {"policy": "lifo"}, {"watermark": 1.0},
-        {"watermark": float("nan")}, {"max_constrained_rows": -1},
+        {"watermark": float("nan")}, {"watermark": 10**400}, {"max_constrained_rows": -1}, {"vocab_size": 9.0},
     ):  # fmt: skip
         with pytest.raises(ConfigError):
             SchedulerConfig(**{**good, **change})

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from octavo.engine import ConfigError, Engine, EngineDeadError, RequestError, SamplingParams
+from octavo.configs.engine import EngineConfig
+from octavo.engine import ConfigError, Engine, EngineDeadError, RequestError, SamplingParams, startup
 from tests.references.byte_tokenizer import byte_ids, piece_id
 from tests.references.table_model import EOS, TableModel, chain
 
@@ -272,8 +273,34 @@ def test_the_prefix_cache_can_be_reset(engine: Engine) -> None:
 def test_options(model: pathlib.Path) -> None:
     with pytest.raises(ConfigError, match="unknown option max_len"):
         Engine(str(model), max_len=5)
-    with pytest.raises(ConfigError, match="sampling defaults"):
-        Engine(str(model), **OPTIONS, override_generation_config={"temperature": -1})
+
+
+@pytest.mark.parametrize(
+    ("model_defaults", "options", "message"),
+    [
+        ({}, {"override_generation_config": {"temperature": -1}}, "override_generation_config sets temperature"),
+        ({}, {"override_generation_config": {"temperature": "x"}}, "override_generation_config sets temperature"),
+        ({}, {"override_generation_config": {"max_new_tokens": "x"}}, "override_generation_config sets max_new_tokens"),
+        ({"top_p": 7}, {"override_generation_config": {"top_k": 5}}, "generation_config.json sets top_p"),
+        ({}, {"compilation_cache_dir": "/dev/null/x"}, "compilation_cache_dir '/dev/null/x' cannot be made"),
+    ],
+    ids=str,
+)
+def test_options_are_refused_before_the_weights_are_read(
+    model_defaults: dict, options: dict, message: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = TableModel(table=SCRIPT, generation_config=model_defaults).write(tmp_path / "table")
+    monkeypatch.delattr(startup, "load_model")
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        Engine(str(model), **OPTIONS, **options)
+
+
+def test_without_a_place_for_compiled_programs_the_engine_starts(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OCTAVO_CACHE_DIR", "/dev/null/octavo")
+    assert startup._cache_dir(EngineConfig(model="m")) is None
+    assert "/dev/null/octavo/programs" in caplog.text
 
 
 def test_close_twice(model: pathlib.Path) -> None:

@@ -32,26 +32,30 @@ def main() -> None:
     topology = topologies.get_topology_desc(platform="cuda", target_config=TARGET.read_text(), topology="1x1x1")
     sharding = NamedSharding(topologies.make_mesh(topology, (1,), ("x",)), PartitionSpec())
     array = functools.partial(jax.ShapeDtypeStruct, sharding=sharding)
-    sinks = {"sinks": jnp.ones(HEADS), "window": 1000, "soft_cap": 30.0}
-    for num_tokens, num_rows, options in ((32, 32, {}), (2048, 64, {}), (2048, 64, sinks)):
+
+    def lower(num_tokens, num_rows, options):
         cache = array((BLOCKS, 2, KV_HEADS, BLOCK, SIZE), jnp.bfloat16)
         new = array((num_tokens, KV_HEADS, SIZE), jnp.bfloat16)
-        compiled = (
-            jax.jit(functools.partial(step, num_tokens=num_tokens, options=options), donate_argnums=3)
-            .lower(
-                array((num_tokens, HEADS, SIZE), jnp.bfloat16), new, new, cache, array((num_rows,), jnp.int32),
-                array((num_rows, 576), jnp.int32), array((num_rows + 1,), jnp.int32), array((), jnp.int32),
-            )
-            .compile()
+        return jax.jit(functools.partial(step, num_tokens=num_tokens, options=options), donate_argnums=3).lower(
+            array((num_tokens, HEADS, SIZE), jnp.bfloat16), new, new, cache, array((num_rows,), jnp.int32),
+            array((num_rows, 576), jnp.int32), array((num_rows + 1,), jnp.int32), array((), jnp.int32),
         )  # fmt: skip
+
+    sinks = {"sinks": jnp.ones(HEADS), "window": 1000, "soft_cap": 30.0}
+    programs = ((32, 32, {}), (2048, 64, {}), (2048, 64, sinks))
+    lowered = [lower(*program) for program in programs]
+    for shapes, first in zip(programs, lowered, strict=True):
+        program = lower(*shapes)
+        compiled = program.compile()
         memory = compiled.memory_analysis()
         shape = re.escape(f"bf16[{BLOCKS}")
         report = {
-            "tokens": num_tokens,
-            "cache": cache.size * 2,
+            "tokens": shapes[0],
+            "cache": BLOCKS * 2 * KV_HEADS * BLOCK * SIZE * 2,
             "alias": memory.alias_size_in_bytes,
             "temp": memory.temp_size_in_bytes,
             "copies": len(re.findall(rf"= {shape}.* copy\(", compiled.as_text())),
+            "same_text": program.as_text() == first.as_text(),
         }
         print(json.dumps(report), flush=True)
 

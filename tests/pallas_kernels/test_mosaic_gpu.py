@@ -152,3 +152,4 @@ def test_compiles_for_an_h200():
         assert report["alias"] == report["cache"], report
         assert report["temp"] < report["cache"] / 4, report
         assert report["copies"] == 0, report
+        assert report["same_text"], "lowered again, it would not be found in the compilation cache"

@@ -2,6 +2,7 @@
 
 import pathlib
 import time
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -149,9 +150,44 @@ def test_other_arguments_reach_the_template() -> None:
 
 
 def test_a_template_that_does_not_compile() -> None:
-    for source in ("{% for %}", "{{ 'x' | no_such_filter }}", "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}"):
+    for source in (
+        "{% for %}",
+        "{{ 'x' | no_such_filter }}",
+        "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
+        "{{ x" + "| list" * 300 + " }}",
+        "x" * 200_000,
+    ):
         with pytest.raises(LoadError, match="does not compile"):
             ChatTemplate(source)
+        with pytest.raises(RequestError, match="does not compile") as caught:
+            ChatTemplate.from_request(source)
+        assert caught.value.field == "chat_template"
+    with pytest.raises(RequestError, match="chat_template must be a string, got int"):
+        ChatTemplate.from_request(5)
+    assert ChatTemplate.from_request("{{ eos_token }}", {"eos_token": "</s>"}).render([USER]) == "</s>"
+
+
+@pytest.mark.parametrize("tools", ["x", 5, {"name": "f"}, ["f"], [None]])
+def test_tools_that_are_no_definitions(chatml: ChatTemplate, tools: object) -> None:
+    with pytest.raises(RequestError, match="tools") as caught:
+        chatml.render([USER], tools=tools)  # type: ignore[arg-type]
+    assert caught.value.field == "tools"
+
+
+def test_blocks_macros_and_filters_still_work() -> None:
+    source = (
+        "{% macro m(a, b=2) %}<{{ a }}{{ caller() if caller }}{{ b }}>{% endmacro %}{{ m(1) }}"
+        "{% call m(3) %}c{% endcall %}{% set x %}{{ 1 }}a{% endset %}{{ x }}{% set y | upper | trim %} ab {% endset %}"
+        "{{ y }}{% filter upper %}z{{ 'q' }}{% endfilter %}"
+        "|{{ messages | map(attribute='role') | join(',') }}|{{ messages[::-1] | length }}|{{ 'a' ~ 1 ~ none }}"
+        "|{{ messages | selectattr('role', 'equalto', 'user') | list | length }}"
+        "|{{ [3, 1, 2] | sort | reverse | list }}"
+        "|{{ [1, 2] | sum }}|{{ 'a,b'.split(',')[-1] }}|{{ {'a': 1} | items | list }}|{{ [1] + [messages | length] }}"
+        "|{{ '%s-%d' | format('a', 3) }}|{{ x is string and 'a' in x }}"
+        "|{{ missing | default('d') }}|{{ 2.55 | round(1) }}"
+    )
+    wanted = "<12><3c2>1aABZQ|user|1|a1None|1|[3, 2, 1]|3|b|[('a', 1)]|[1, 1]|a-3|True|d|2.5"
+    assert ChatTemplate(source).render([USER]) == wanted
 
 
 @given(st.text())
@@ -198,6 +234,40 @@ HOSTILE = [
     "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
     "{% for a in [1, 2] recursive %}{{ loop([1, 2]) }}{% endfor %}",
     LOOP + "{{ 'x' * 1000 }}{% endfor %}",
+    "{% set l = [1] * 16000000 %}{{ l | sort | sort | sort | length }}",
+    "{% set ns = namespace(x=[1]) %}{% for i in range(30) %}{% set ns.x = [ns.x] * 2 %}{% endfor %}{{ ns.x | tojson }}",
+    "{% set ns = namespace(x=[1]) %}{% for i in range(30) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}",
+    "{% set ns = namespace(x=[1]) %}{% for i in range(30) %}{% set ns.x = ns.x + [ns.x] %}{% endfor %}{{ ns.x }}",
+    "{% set ns = namespace(x={}) %}{% for i in range(60) %}{% set ns.x = dict(a=ns.x, b=ns.x) %}{% endfor %}",
+    "{% set ns = namespace(x=1) %}{% for i in range(500) %}{% set ns.x = [ns.x] %}{% endfor %}",
+    "{{ (['a' * 1000000] * 200) | tojson | length }}",
+    "{{ (['a' * 1000000] * 200) | string | length }}",
+    "{{ ('{0}' * 100).format('a' * 2000000) | length }}",
+    "{{ ('%(a)s' * 100 % {'a': 'a' * 2000000}) | length }}",
+    "{{ ('%s' * 100 | format(*(['a' * 2000000] * 3))) | length }}",
+    "{{ ('%(a)s' * 100) | format(a='a' * 2000000) | length }}",
+    "{{ ('<' * 8000000) | e | e | e | length }}",
+    "{{ [1] | batch(10**9, 'x') | list }}",
+    "{{ ('a' * 8000000) | list | map('upper') | list | length }}",
+    "{{ ('a' * 8000000) | groupby('x') | list | length }}",
+    "{{ ('a' * 8000000) | title }}",
+    "{{ ('a' * 8000000).split('a') | length }}",
+    "{{ ('\\n' * 8000000) | indent(60) | length }}",
+    "{{ [[1] * 1000] | tojson(separators=('a' * 100000, ':')) | length }}",
+    "{{ 1.5 | round(10**9, 'floor') }}",
+    "{{ ('f' * 1000000) | int(base=16) }}",
+    "{{ ('a' * 8000000).strip('b' * 4000000 + 'a') | length }}",
+    "{{ ('a' * 8000000) | trim('b' * 4000000 + 'a') | length }}",
+    "{{ ('a' * 8000000).rfind('a' * 4000000 + 'b' + 'a') }}",
+    "{{ ('<!---->' * 1000000 | safe).striptags() }}",
+    "{{ ([[1] * 1000] * 90) | sum(start=[]) | length }}",
+    "{% set s = 'a' * 8000000 %}{{ (" + "s ~ " * 1000 + "s) | length }}",
+    "{% macro m() %}{% for i in range(1000) %}{{ 'a' * 8000000 }}{% endfor %}{% endmacro %}{{ m() | length }}",
+    "{% set x %}{% for i in range(100000) %}" + "a" * 10000 + "{% endfor %}{% endset %}{{ x | length }}",
+    "{% set ns = namespace(l=[]) %}{% for i in range(1000) %}{% set ns.l = ns.l + ['a' * 8000000] %}{% endfor %}",
+    LOOP + "{% if 'b' in 'a' * 8000000 %}{% endif %}{% endfor %}",
+    "{% set s = 'a' * 8000000 %}" + "{% if s + 'b' in s %}{% endif %}" * 2000,
+    "{{ range(100000) " + "| select " * 80 + "| list | length }}",
 ]
 
 
@@ -206,9 +276,22 @@ def test_hostile_templates_are_stopped(source: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(sandbox, "MAX_SECONDS", 1.0)
     template = ChatTemplate(source)
     begin = time.perf_counter()
-    with pytest.raises(RequestError, match="chat template"):
-        template.render([USER])
+    tracemalloc.start()
+    try:
+        with pytest.raises(RequestError, match="chat template"):
+            template.render([USER])
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
     assert time.perf_counter() - begin < 3
+    assert peak < 1 << 30
+
+
+def test_templates_cannot_reset_what_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "MAX_BYTES", 1 << 20)
+    source = "{% for i in range(100) %}{{ ('a' * 100000) | length }}{{ [-10**9] | map(' step') | list }}{% endfor %}"
+    with pytest.raises(RequestError, match="builds more than"):
+        ChatTemplate(source).render([USER])
 
 
 def test_a_template_that_only_burns_time(monkeypatch: pytest.MonkeyPatch) -> None:

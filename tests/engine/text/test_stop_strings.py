@@ -1,6 +1,7 @@
 """Stop strings over cuts: the result depends on the text alone."""
 
 import itertools
+import time
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -59,3 +60,21 @@ def test_a_match_counts_only_where_it_may() -> None:
     assert matcher.push("xab", may_stop=False) == ("xab", None)
     assert matcher.push("ya", may_stop=False) == ("y", None)
     assert matcher.push("b") == ("", "ab"), "it ends in text that counts"
+
+
+def test_long_stop_strings_cost_little() -> None:
+    """The largest number and length of stop strings that a request may have, all nearly found all the time."""
+    matcher = StopStrings(["a" * (1000 + i % 20) + "b" + "c" * (i % 3) for i in range(64)], include=False)
+    begin = time.perf_counter()
+    for _ in range(1500):
+        matcher.push("a")
+    assert time.perf_counter() - begin < 2
+
+
+@given(st.lists(st.text(alphabet="ab", min_size=1, max_size=9), min_size=1, max_size=3), st.text("ab", max_size=20))
+def test_no_more_is_held_than_may_become_a_stop_string(stops: list[str], text: str) -> None:
+    matcher = StopStrings(stops, include=False)
+    out, stop = matcher.push(text)
+    if stop is None:
+        held = [n for n in range(len(text) + 1) if any(s[:n] == text[len(text) - n :] for s in stops if len(s) > n)]
+        assert len(text) - len(out) == max(held)

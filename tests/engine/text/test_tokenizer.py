@@ -122,6 +122,24 @@ def test_code_and_broken_files_are_refused(folder: pathlib.Path, tmp_path_factor
         tokenizer_from_directory(tmp_path_factory.mktemp("empty"))
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"additional_special_tokens": 5}, "additional_special_tokens must be a list or an object, got 5"),
+        ({"additional_special_tokens": "b"}, "additional_special_tokens must be a list or an object, got 'b'"),
+        ({"additional_special_tokens": [[]]}, r"each of additional_special_tokens must be a string, got \[\]"),
+        ({"extra_special_tokens": {"image": 5}}, "each of extra_special_tokens must be a string, got 5"),
+        ({"bos_token": {"content": 5}}, "bos_token must be a string, got 5"),
+        ({"bos_token": "\ud800"}, "bos_token holds a lone surrogate"),
+    ],
+    ids=ascii,
+)
+def test_special_tokens_that_are_no_text(folder: pathlib.Path, changes: dict[str, object], message: str) -> None:
+    edit(folder, **changes)
+    with pytest.raises(LoadError, match=message):
+        tokenizer_from_directory(folder)
+
+
 def test_sentencepiece_files_need_its_package(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "tokenizer.model").write_bytes(b"")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
@@ -206,7 +224,17 @@ def test_gguf_bos() -> None:
         ({"merges": ["x yy"]}, "merges"),
         ({"bos_token_id": 100_000}, "bos_token_id"),
         ({"tokens": None}, "tokens"),
+        ({"pre": ["smollm"]}, r"tokenizer\.ggml\.pre \['smollm'\]"),
+        ({"tokens": 5}, r"tokenizer\.ggml\.tokens must be an array of strings"),
+        ({"tokens": "ab"}, r"tokenizer\.ggml\.tokens must be an array of strings"),
+        ({"merges": 5}, r"tokenizer\.ggml\.merges must be an array of strings"),
+        ({"token_type": 1}, r"tokenizer\.ggml\.token_type must be an array of integers"),
+        ({"token_type": ["1"]}, r"tokenizer\.ggml\.token_type must be an array of integers"),
+        ({"bos_token_id": "0"}, r"tokenizer\.ggml\.bos_token_id must be an integer, got '0'"),
+        ({"eos_token_id": float("nan")}, r"tokenizer\.ggml\.eos_token_id must be an integer, got nan"),
+        ({"unknown_token_id": [0]}, r"tokenizer\.ggml\.unknown_token_id must be an integer, got \[0\]"),
     ],
+    ids=str,
 )
 def test_gguf_refusals(changes: dict[str, object], message: str) -> None:
     with pytest.raises(LoadError, match=message):
