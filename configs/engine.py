@@ -125,6 +125,8 @@ class EngineConfig:
                 f"token_rungs {self.token_rungs} must start above max_num_seqs ({max_seqs}) "
                 f"and end at max_num_batched_tokens ({budget})"
             )
+        if not cpu and self.token_rungs is not None and any(rung % 8 for rung in self.token_rungs):
+            raise ConfigError(f"token_rungs {self.token_rungs} must be multiples of 8 on a {platform}")
         dtype = ("float32" if cpu else "bfloat16") if self.dtype == "auto" else self.dtype
         return ResolvedConfig(
             platform=platform,
@@ -169,7 +171,9 @@ def default_token_rungs(max_seqs: int, budget: int, platform: str) -> tuple[int,
     steps = (4,) if platform == "cpu" else (8, 4, 2)
     smallest = max_seqs + 1
     rungs = sorted({max(smallest, budget // step) for step in steps} | {budget})
-    return tuple(r if r == budget else min(-(-r // 16) * 16, budget) for r in rungs)
+    if platform == "cpu":
+        return tuple(r if r == budget else min(-(-r // 16) * 16, budget) for r in rungs)
+    return tuple(dict.fromkeys(-(-r // 16) * 16 for r in rungs))  # kernels want multiples of 8
 
 
 def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:

@@ -61,13 +61,7 @@ class Engine:
         self._ids = map(str, itertools.count())
         self._chat_template: ChatTemplate | None = None
         self._eos_token_ids = _eos_token_ids(self.core.model_config.eos_token_ids, self._tokenizer)
-        try:
-            self._default_params = SamplingParams(**self.core.default_sampling_params)
-        except RequestError as error:
-            self.close()
-            raise ConfigError(
-                f"the model's generation_config.json has sampling defaults that cannot be: {error}"
-            ) from error
+        self._default_params = SamplingParams(**self.core.default_sampling_params)
 
     # Whole results.
 
@@ -91,7 +85,7 @@ class Engine:
           RequestError: one of them is wrong; then none of them runs.
           EngineDeadError: the device failed.
         """
-        parsed = [parse_prompt(prompt, self._tokenizer) for prompt in split_prompts(prompts)]
+        parsed = [parse_prompt(prompt, self._tokenizer, self.max_model_len) for prompt in split_prompts(prompts)]
         return self._run(parsed, params, use_tqdm, priority)
 
     def chat(
@@ -172,14 +166,14 @@ class Engine:
         Raises:
           RequestError: at once, when the request is wrong.
         """
-        parsed = prompt if isinstance(prompt, Prompt) else parse_prompt(prompt, self._tokenizer)
+        parsed = prompt if isinstance(prompt, Prompt) else parse_prompt(prompt, self._tokenizer, self.max_model_len)
         request = self._make_request(parsed, self._default_params if params is None else params)
         self.core.scheduler.check(request)
         return self._stream(request, parsed.text)
 
     def add_request(self, prompt: PromptInput | Prompt, params: SamplingParams | None = None, priority: int = 0) -> str:
         """Queues one request for `step` and returns its id."""
-        parsed = prompt if isinstance(prompt, Prompt) else parse_prompt(prompt, self._tokenizer)
+        parsed = prompt if isinstance(prompt, Prompt) else parse_prompt(prompt, self._tokenizer, self.max_model_len)
         request = self._make_request(parsed, self._default_params if params is None else params, priority)
         self._add(request, parsed.text)
         return request.request_id
@@ -361,7 +355,7 @@ class Engine:
     def _template(self, source: str | None) -> ChatTemplate:
         tokenizer = self.get_tokenizer()
         if source is not None:
-            return ChatTemplate(source, tokenizer.special_tokens)
+            return ChatTemplate.from_request(source, tokenizer.special_tokens)
         if self._chat_template is None:
             if tokenizer.chat_template is None:
                 raise RequestError("the model has no chat template: pass one as chat_template", "chat_template")

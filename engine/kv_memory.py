@@ -110,8 +110,11 @@ def remembered_temporaries(folder: pathlib.Path | None, key: object, measure: Ca
         except (ValueError, KeyError, TypeError):
             logger.warning("%s is damaged; measuring again", path)
     size = measure()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-        json.dump({"bytes": size}, file)
-    os.replace(file.name, path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+            json.dump({"bytes": size}, file)
+        os.replace(file.name, path)
+    except OSError as error:
+        logger.warning("cannot keep %s, the next start measures again: %s", path, error)
     return size

@@ -22,8 +22,21 @@ MAX_ERROR = 2000  # characters of a template's own message
 _WIDE = re.compile(r"\d{4,}")
 _PATTERN_METHODS = frozenset(["strip", "lstrip", "rstrip", "rfind", "rindex", "rsplit", "rpartition"])
 _ITEM_FILTERS = frozenset(
-    ["batch", "groupby", "list", "map", "max", "min", "reject", "rejectattr", "select", "selectattr", "sort", "sum"]
-    + ["unique"]
+    [
+        "batch",
+        "groupby",
+        "list",
+        "map",
+        "max",
+        "min",
+        "reject",
+        "rejectattr",
+        "select",
+        "selectattr",
+        "sort",
+        "sum",
+        "unique",
+    ]
 )
 _SLOW_FILTERS = frozenset(["title", "wordcount", "urlencode"])
 

@@ -48,3 +48,21 @@ def test_refusals_name_the_option(change: dict[str, Any], message: str) -> None:
 
 def test_an_integer_is_a_number() -> None:
     assert EngineConfig(model="m", gpu_memory_utilization=1).gpu_memory_utilization == 1
+
+
+@pytest.mark.parametrize("budget", [300, 2047, 2048, 5001])
+def test_mixed_programs_of_accelerators_have_multiples_of_eight(budget: int) -> None:
+    """And hold the budget."""
+    rungs = EngineConfig(model="m", max_num_batched_tokens=budget).resolve("gpu", 4096).token_rungs
+    assert all(rung % 8 == 0 for rung in rungs)
+    assert rungs[-1] >= budget
+    with pytest.raises(ConfigError, match="multiples of 8"):
+        EngineConfig(model="m", max_num_batched_tokens=1001, token_rungs=(1001,)).resolve("gpu", 4096)
+
+
+@pytest.mark.parametrize("most", [1, 8, 17, 100, 256])
+def test_decode_rungs_waste_at_most_a_quarter_above_16_rows(most: int) -> None:
+    rungs = EngineConfig(model="m", max_num_seqs=most).resolve("gpu", 4096).decode_rungs
+    assert rungs[-1] == most
+    for rows in range(17, most + 1):
+        assert min(r for r in rungs if r >= rows) <= rows * 1.25

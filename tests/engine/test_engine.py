@@ -352,3 +352,13 @@ def test_arguments_of_the_wrong_kind_are_refused_by_name(engine: Engine, call, f
 def test_unknown_sampling_defaults_are_refused(model: pathlib.Path) -> None:
     with pytest.raises(ConfigError, match="temprature"):
         Engine(str(model), **OPTIONS, override_generation_config={"temprature": 1})
+
+
+def test_what_a_request_brings_is_refused_as_the_requests_fault(engine: Engine) -> None:
+    """A template or a prompt that cannot be, by field; a prompt of megabytes before it is tokenised."""
+    with pytest.raises(RequestError) as caught:
+        engine.chat([{"role": "user", "content": "x"}], chat_template="{% for %}")
+    assert caught.value.field == "chat_template"
+    for call in (engine.generate, engine.stream, engine.add_request):
+        with pytest.raises(RequestError, match="limit of 128 tokens"):
+            call("a" * 10_000_000)
