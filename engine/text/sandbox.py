@@ -176,6 +176,8 @@ class _Environment(ImmutableSandboxedEnvironment):
         owner = getattr(function, "__self__", None)
         if isinstance(owner, str):
             name = function.__name__
+            for inside in ("_loop_vars", "_block_vars"):  # what jinja adds to calls in loops and blocks
+                kwargs.pop(inside, None)
             if name == "join" and args:
                 return budget.built(own.join(args[0], owner))
             if name == "replace" and len(args) >= 2:

@@ -328,3 +328,12 @@ def test_no_way_out_of_the_sandbox(expression: str, tmp_path: pathlib.Path) -> N
     assert text == "", "nothing, where it is no error"
     assert not file.exists()
     assert messages == [USER]
+
+
+def test_string_methods_in_loops_and_blocks() -> None:
+    """jinja hands calls there its own variables as well, which the checked methods must not see."""
+    source = (
+        "{% for m in messages %}{% set x = m.content.replace('i', 'o') %}{{ x }}{{ '-'.join([x, x]) }}{% endfor %}"
+        "{% block b %}{{ 'aba'.replace('a', 'c') }}{% endblock %}"
+    )
+    assert ChatTemplate(source).render([USER]) == "HoHo-Hocbc"
