@@ -1,10 +1,12 @@
 """Tiny engines: a checkpoint on disk, a ladder of a few programs, everything compiled before the test."""
 
 import pathlib
+from collections.abc import Iterator
 
 import pytest
 
 from octavo.configs.engine import EngineConfig
+from octavo.engine import Engine
 from octavo.engine.core import EngineCore
 from octavo.engine.kv_groups import KVGroups
 from octavo.engine.scheduler import Scheduler
@@ -57,6 +59,19 @@ def make_core(checkpoint):
     yield make
     for core in cores:
         core.close()
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Whatever a test did with a module's engine, nothing runs afterwards and every block is free."""
+    yield
+    if "engine" in request.fixturenames:
+        engine: Engine = request.getfixturevalue("engine")
+        for _ in range(10):
+            if engine.core.has_unfinished:
+                engine.step()
+        assert not engine.core.has_unfinished
+        engine.core.scheduler.check_invariants()
 
 
 @pytest.fixture(scope="module")

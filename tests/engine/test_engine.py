@@ -44,19 +44,6 @@ def engine(model: pathlib.Path) -> Iterator[Engine]:
         yield engine
 
 
-@pytest.fixture(autouse=True)
-def nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Whatever a test did, nothing runs afterwards and every block is free."""
-    yield
-    if "engine" in request.fixturenames:
-        engine: Engine = request.getfixturevalue("engine")
-        for _ in range(10):
-            if engine.core.has_unfinished:
-                engine.step()
-        assert not engine.core.has_unfinished
-        engine.core.scheduler.check_invariants()
-
-
 def test_prompts_of_every_form(engine: Engine) -> None:
     params = SamplingParams(**GREEDY)
     as_text, as_ids, as_mapping, as_id_mapping = engine.generate(

@@ -63,18 +63,6 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
         yield engine
 
 
-@pytest.fixture(autouse=True)
-def nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Whatever a test did, nothing runs afterwards; a step that was ahead may still be in flight."""
-    yield
-    if "engine" in request.fixturenames:
-        engine: Engine = request.getfixturevalue("engine")
-        engine.step()
-        engine.step()
-        assert not engine.core.has_unfinished
-        engine.core.scheduler.check_invariants()
-
-
 def one(engine: Engine, prompt: str | list[int], **params: object) -> RequestOutput:
     return engine.generate(prompt, SamplingParams(**(GREEDY | params)), use_tqdm=False)[0]
 
