@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from jaxlib.mlir import ir
+from jax.extend.mlir import ir
 
 Barrier = plgpu.Barrier
 arrive = plgpu.barrier_arrive

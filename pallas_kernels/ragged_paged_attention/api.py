@@ -3,6 +3,7 @@
     cache_spec(spec, num_blocks, block_size)       -> shape and axis names of one layer's cache
     prepare(kv_lens, block_tables, cu_q_lens, ...) -> AttentionPlan, on the device, once per KV spec and step
     attend(q, k, v, cache, plan, *, scale, ...)    -> (out, cache)
+    copy_blocks, read_blocks, write_blocks         whole blocks in and out (blocks.py)
 
 A step holds rows of different lengths on one flat token axis. Row r owns tokens
 cu_q_lens[r] … cu_q_lens[r + 1] - 1, which are the last of its kv_lens[r] tokens.

@@ -172,3 +172,18 @@ def test_choose_and_refuse():
         op.cache_spec(KVSpec(num_kv_heads=2, key_size=192, value_size=128), 4, 16)
     with pytest.raises(ValueError, match="window"):
         KVSpec(num_kv_heads=2, key_size=64, value_size=64, kind=KVKind.SLIDING)
+
+
+def test_whole_blocks_in_and_out():
+    cache = jnp.arange(6 * 2 * 2 * 16 * 8, dtype=jnp.float32).reshape(6, 2, 2, 16, 8)
+    before = np.asarray(cache)
+    copied = np.asarray(jax.jit(op.copy_blocks)(cache, jnp.array([1, 2]), jnp.array([2, 5])))
+    np.testing.assert_array_equal(copied[[2, 5]], before[[1, 2]])
+    np.testing.assert_array_equal(copied[[0, 1, 3, 4]], before[[0, 1, 3, 4]])
+    contents = jax.jit(op.read_blocks)(cache, jnp.array([4, 0]))
+    np.testing.assert_array_equal(contents, before[[4, 0]])
+    moved = np.asarray(jax.jit(op.write_blocks)(jnp.zeros_like(cache), jnp.array([1, 3]), contents))
+    np.testing.assert_array_equal(moved[[1, 3]], before[[4, 0]])
+    assert not moved[[0, 2, 4, 5]].any()
+    donated = jax.jit(op.copy_blocks, donate_argnums=0).lower(cache, jnp.array([1]), jnp.array([2])).compile()
+    assert donated.memory_analysis().alias_size_in_bytes == cache.nbytes
