@@ -5,7 +5,6 @@ replays in a fresh runner to the same tokens.
 """
 
 import functools
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -22,8 +21,6 @@ from octavo.engine.state import DeviceState
 from octavo.engine.step import Sampled, StepConfig, step, to_host
 from octavo.engine.warmup import Compiled, WarmUp
 from octavo.pallas_kernels.ragged_paged_attention.api import cache_spec
-
-logger = logging.getLogger(__name__)
 
 
 class Runner:

@@ -71,7 +71,7 @@ class WarmUp:
                 done.result()
                 bar.update()
         logger.info(
-            "%d of %d programs ready in %.1f s", len(first), len(self.ladder.programs), time.perf_counter() - began
+            "%d of %d step programs ready in %.1f s", len(first), len(self.ladder.programs), time.perf_counter() - began
         )
         if rest:
             self._thread = threading.Thread(target=self._background, args=(rest,), name="octavo-warm-up", daemon=True)

@@ -5,6 +5,7 @@ of known ones. The engine is imported only once a command needs it, so `--help` 
 """
 
 import argparse
+import logging
 import pathlib
 import sys
 from collections.abc import Sequence
@@ -36,6 +37,8 @@ SAMPLING = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit status."""
     args = make_parser().parse_args(argv)
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")  # to standard error
+    logging.getLogger("octavo").setLevel(logging.INFO)
     try:
         args.run(args)
     except OctavoError as error:

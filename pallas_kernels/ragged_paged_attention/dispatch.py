@@ -6,7 +6,7 @@ import logging
 import jax
 
 from octavo.configs.errors import ConfigError
-from octavo.pallas_kernels.ragged_paged_attention import mosaic_gpu, reference
+from octavo.pallas_kernels.ragged_paged_attention import reference
 from octavo.pallas_kernels.ragged_paged_attention.api import Attend, Tiling
 from octavo.pallas_kernels.ragged_paged_attention.worklist import Workers
 
@@ -63,6 +63,8 @@ def choose(backend: str, platform: str, heads: Heads | None = None, device: jax.
     if backend != "reference":
         refusal = _refuses_mosaic_gpu(heads, device)
         if refusal is None and heads is not None and device is not None:
+            from octavo.pallas_kernels.ragged_paged_attention import mosaic_gpu
+
             tiling = Tiling(chunk=128, workers=Workers(2 * device.core_count, heads.num_kv_heads))
             chosen = Implementation("mosaic_gpu", mosaic_gpu.attend, tiling)
         elif backend == "mosaic_gpu":
@@ -78,4 +80,7 @@ def _refuses_mosaic_gpu(heads: Heads | None, device: jax.Device | None) -> str |
         return f"it needs a GPU of compute capability {HOPPER}"
     if heads is None:
         return "the shapes are not known"
+    # Imported where it can run: Mosaic's dialects take half a second of every start.
+    from octavo.pallas_kernels.ragged_paged_attention import mosaic_gpu
+
     return mosaic_gpu.supports(**dataclasses.asdict(heads))
