@@ -40,5 +40,5 @@ def test_text_that_cannot_fit_is_refused_at_once(byte_tokenizer: Tokenizer) -> N
     begin = time.perf_counter()
     with pytest.raises(RequestError, match=f"10000000 characters.*8 tokens is at most {8 * longest}") as caught:
         parse_prompt("a" * 10_000_000, byte_tokenizer, max_tokens=8)
-    assert time.perf_counter() - begin < 0.1
+    assert time.perf_counter() - begin < 0.5  # tokenising it takes 2 s
     assert caught.value.field == "prompt"
