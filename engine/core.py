@@ -160,7 +160,7 @@ class EngineCore:
 
     def _check_alive(self) -> None:
         if self._dead is not None:
-            raise EngineDeadError(f"the engine stopped: {self._dead or type(self._dead).__name__}") from self._dead
+            raise EngineDeadError(f"the engine stopped: {str(self._dead) or type(self._dead).__name__}") from self._dead
 
 
 @contextlib.contextmanager
