@@ -111,12 +111,12 @@ class Runner:
         """Lowers and compiles one program, from the persistent cache where it is there."""
         return self.lower_step(program).compile()
 
-    def lower_step(self, program: Program, num_blocks: int | None = None) -> jax.stages.Lowered:
-        """The program before compilation; `num_blocks` stands in for the runner's own (to measure temporaries)."""
+    def lower_step(self, program: Program) -> jax.stages.Lowered:
+        """The program before compilation."""
         run = functools.partial(step, self._merge, self.config, program)
         jitted = jax.jit(run, donate_argnums=1)
         weights = tuple(jax.ShapeDtypeStruct(w.shape, w.dtype, sharding=w.sharding) for w in self.weights)
-        state = self._abstract(jax.eval_shape(functools.partial(self._empty_state, num_blocks)))
+        state = self._abstract(jax.eval_shape(self._empty_state))
         return jitted.lower(weights, state, self._packed(packed_size(program[1], len(self.config.groups))))
 
     def close(self) -> None:
@@ -131,9 +131,8 @@ class Runner:
             raise RuntimeError("the runner is not started, or closed")
         return self.state
 
-    def _empty_state(self, num_blocks: int | None = None) -> DeviceState:
-        blocks = num_blocks or self._num_blocks
-        shapes = [cache_spec(spec, blocks, self.config.block_size).shape for spec in self._layer_specs]
+    def _empty_state(self) -> DeviceState:
+        shapes = [cache_spec(spec, self._num_blocks, self.config.block_size).shape for spec in self._layer_specs]
         return DeviceState(
             kv=tuple(jnp.zeros(shape, self._kv_dtype) for shape in shapes),
             slots=device_state.empty_slots(self.config.shape),

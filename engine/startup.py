@@ -17,8 +17,8 @@ from octavo.configs.engine import EngineConfig, ResolvedConfig
 from octavo.configs.errors import ConfigError
 from octavo.configs.model import ModelConfig
 from octavo.configs.scheduler import SchedulerConfig
-from octavo.engine import kv_memory
-from octavo.engine.buckets import Ladder, make_ladder
+from octavo.engine import environment, kv_memory
+from octavo.engine.buckets import make_ladder
 from octavo.engine.errors import RequestError
 from octavo.engine.kv_groups import KVGroups
 from octavo.engine.request import SamplingParams
@@ -101,7 +101,7 @@ def start(
         progress=progress,
     )
     num_blocks = config.num_gpu_blocks_override or kv_memory.solve(
-        _memory(config, model_config, resolved, weights, step_config.shape, make_runner, device, cache_dir),
+        _memory(config, model_config, resolved, weights, step_config, make_runner, device, cache_dir),
         kv_memory.block_bytes(layer_specs, config.block_size, jnp.dtype(resolved.dtype)),
         config.block_size,
         resolved,
@@ -204,33 +204,33 @@ def _memory(
     model_config: ModelConfig,
     resolved: ResolvedConfig,
     weights: tuple[jax.Array, ...],
-    shape: StateShape,
+    step_config: StepConfig,
     make_runner: Callable[..., Runner],
     device: jax.Device,
     cache_dir: pathlib.Path | None,
 ) -> kv_memory.Memory:
     """What there is and what is taken. Temporaries are those of the largest program, twice: steps overlap."""
+    shape = step_config.shape
     state = jax.eval_shape(lambda: (empty_slots(shape), empty_constrained(shape)))
 
     def measure() -> int:
         runner = make_runner(num_blocks=kv_memory.ROUNDING)
-        analysis = runner.lower_step(_largest(runner.warm_up.ladder), kv_memory.ROUNDING).compile().memory_analysis()
+        largest = runner.warm_up.ladder.coarse[0]
+        analysis = runner.lower_step(largest).compile().memory_analysis()
         return int(analysis.temp_size_in_bytes) if analysis is not None else 0
 
     temporaries = 0
     if resolved.platform != "cpu":
-        key = (model_config, resolved, shape, config.block_size, config.attention_backend, jax.__version__)
-        temporaries = 2 * kv_memory.remembered_temporaries(cache_dir, (key, device.device_kind), measure)
+        # Of the implementation its name: what "auto" means can change with the version.
+        code = (step_config.attend.__module__, step_config.tiling, environment.versions())
+        key = (model_config, resolved, shape, config.block_size, code, device.device_kind)
+        temporaries = 2 * kv_memory.remembered_temporaries(cache_dir, key, measure)
     return kv_memory.Memory(
         usable=kv_memory.usable_bytes(device, config.gpu_memory_utilization),
         weights=sum(w.nbytes for w in weights),
         state=sum(int(np.prod(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(state)),
         temporaries=temporaries,
     )
-
-
-def _largest(ladder: Ladder) -> tuple[int, int, str]:
-    return ladder.coarse[0]
 
 
 def _sampling_defaults(config: EngineConfig, generation_config: dict[str, Any] | None) -> dict[str, Any]:

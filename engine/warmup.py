@@ -53,6 +53,7 @@ class WarmUp:
 
     def __post_init__(self) -> None:
         self._closed = threading.Event()
+        self._publishing = threading.Lock()  # several threads compile at once, and none may undo another's entry
         self._thread: threading.Thread | None = None
         self._stop: Callable[[], object] | None = None
         self._error: BaseException | None = None
@@ -113,8 +114,9 @@ class WarmUp:
 
     def _make(self, program: Program) -> None:
         compiled = self.compile(program)
-        self.programs[program] = compiled
-        self.ladder.ready = self.ladder.ready | {program}
+        with self._publishing:
+            self.programs[program] = compiled
+            self.ladder.ready = self.ladder.ready | {program}
 
 
 def _stop(closed: threading.Event, thread: threading.Thread) -> None:
