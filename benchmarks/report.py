@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import platform
+from typing import Any
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 
@@ -38,6 +39,21 @@ def write_row(name: str, row: dict[str, object], device: str = "cpu") -> pathlib
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
     path.write_text(json.dumps({"benchmark": name, "date": date, **machine(), **row}, indent=2) + "\n")
     return path
+
+
+def merge_rows(path: pathlib.Path, head: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    """Writes `head` and rows that have a "case"; the file's rows of other cases stay, before the new ones.
+
+    A row that stays from a run of another commit or day says so itself.
+    """
+    named = {row["case"] for row in rows}
+    old = json.loads(path.read_text()) if path.exists() else {"rows": []}
+    origin = {key: old[key] for key in ("commit", "date") if key in old and old[key] != head.get(key)}
+    kept = [{**row, **{key: row.get(key, value) for key, value in origin.items()}} for row in old["rows"]]
+    kept = [row for row in kept if row["case"] not in named]
+    notes = {"notes": old["notes"]} if kept and "notes" in old else {}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({**head, **notes, "rows": kept + rows}, indent=1) + "\n")
 
 
 def print_table(rows: list[tuple[str, ...]]) -> None:

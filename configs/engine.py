@@ -9,6 +9,7 @@ from octavo.configs.scheduler import POLICIES
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 BLOCK_SIZES = (8, 16, 32, 64, 128)
+KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,6 +22,8 @@ class EngineConfig:
       revision: branch, tag or commit on the hub.
       load_format: auto, safetensors, gguf, or dummy (seeded random weights from the config alone).
       dtype: of weights and activations; auto is bfloat16 on accelerators and float32 on CPU.
+      kv_cache_dtype: of keys and values; auto is that of the activations, fp8 (the same as fp8_e4m3)
+        halves a 16-bit cache and keeps three bits of mantissa.
       seed: of dummy weights and of requests that bring no seed.
       max_model_len: tokens of prompt and output; by default what the model allows,
         on CPU at most 4096.
@@ -36,7 +39,7 @@ class EngineConfig:
       max_logprobs: the most top log-probabilities that a request may ask for.
       max_constrained_rows: requests with penalties or allowed ids that run at once; by default max_num_seqs.
       async_scheduling: dispatch a step before the last one's tokens are known.
-      attention_backend: auto, or the name of an implementation.
+      attention_backend, sampling_backend: auto, or the name of an implementation.
       decode_rungs, token_rungs: row counts of decode-only programs and token counts
         of mixed ones; chosen for the device by default.
       generation_config: auto takes the model's sampling defaults, vllm ignores them.
@@ -52,6 +55,7 @@ class EngineConfig:
     revision: str | None = None
     load_format: str = "auto"
     dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
     seed: int = 0
     max_model_len: int | None = None
     max_num_seqs: int | None = None
@@ -66,6 +70,7 @@ class EngineConfig:
     max_constrained_rows: int | None = None
     async_scheduling: bool = True
     attention_backend: str = "auto"
+    sampling_backend: str = "auto"
     decode_rungs: tuple[int, ...] | None = None
     token_rungs: tuple[int, ...] | None = None
     generation_config: str = "auto"
@@ -78,6 +83,7 @@ class EngineConfig:
         check_types(self)
         _one_of("load_format", self.load_format, LOAD_FORMATS)
         _one_of("dtype", self.dtype, DTYPES)
+        _one_of("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         _one_of("scheduling_policy", self.scheduling_policy, POLICIES)
         _one_of("generation_config", self.generation_config, ("auto", "vllm"))
         _one_of("warmup", self.warmup, ("progressive", "full"))
@@ -131,6 +137,7 @@ class EngineConfig:
         return ResolvedConfig(
             platform=platform,
             dtype=dtype,
+            kv_dtype=dtype if self.kv_cache_dtype == "auto" else "float8_e4m3fn",
             max_model_len=max_len,
             max_num_seqs=max_seqs,
             max_num_batched_tokens=budget,
@@ -146,6 +153,7 @@ class ResolvedConfig:
 
     platform: str
     dtype: str
+    kv_dtype: str
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int

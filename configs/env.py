@@ -12,6 +12,11 @@ def cache_dir() -> pathlib.Path:
     return pathlib.Path(base) / "octavo"
 
 
+def api_key() -> str | None:
+    """$OCTAVO_API_KEY: one key of the server that stands in no command line; None where it is unset or empty."""
+    return os.environ.get("OCTAVO_API_KEY") or None
+
+
 def reserve_device_memory(fraction: float) -> None:
     """Lets the allocator of a GPU take `fraction` of its memory; has an effect before the first use of a device.
 

@@ -13,6 +13,7 @@ _WORDS = {
     float: "a number",
     bool: "true or false",
     tuple[int, ...]: "a tuple of integers",
+    tuple[str, ...]: "a tuple of strings",
     dict[str, object]: "a dict whose keys are strings",
     types.NoneType: "None",
 }

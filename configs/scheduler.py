@@ -20,6 +20,7 @@ class SchedulerConfig:
       sampled_vocab_size: ids from here up have no string and are never drawn; by default V.
       max_constrained_rows: requests with penalties or allowed ids that run at once.
       max_logprobs: the most top log-probabilities a request may ask for.
+      cuts_are_plain: whether programs of the plain variant know top_k, top_p and min_p.
       policy: fcfs, or priority (lower first, then arrival).
       enable_prefix_caching: reuse the blocks of equal prefixes.
       enable_chunked_prefill: cut a prompt when the budget is short; otherwise it waits for a
@@ -36,6 +37,7 @@ class SchedulerConfig:
     max_constrained_rows: int
     sampled_vocab_size: int | None = None
     max_logprobs: int = 20
+    cuts_are_plain: bool = False
     policy: str = "fcfs"
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True

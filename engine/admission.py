@@ -1,5 +1,9 @@
 """What a request must satisfy before it may wait, and what it tells the device. Every refusal names field and limit."""
 
+from typing import Self
+
+import msgspec
+
 from octavo.configs.scheduler import SchedulerConfig
 from octavo.engine.buckets import FULL, LOGPROBS, PLAIN, VARIANTS
 from octavo.engine.checks import shown
@@ -9,28 +13,62 @@ from octavo.engine.plan import SlotParams
 from octavo.engine.request import MAX_BAD_WORD_LEN, MAX_BAD_WORDS, MAX_STOP_TOKEN_IDS, Request, Sequence
 
 
-def check_request(request: Request, config: SchedulerConfig, groups: KVGroups) -> None:
-    """Raises RequestError if this engine can never serve the request; reads nothing that changes."""
-    _check_ids("prompt", request.prompt_token_ids, config.vocab_size)
+class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """What requests are checked against: plain numbers, so that another process can check by itself.
+
+    Attributes:
+      max_model_len: tokens of prompt and output together.
+      vocab_size: V, the width of the logits.
+      sampled_vocab_size: ids from here up are never drawn.
+      max_logprobs: the most top log-probabilities a request may ask for.
+      max_constrained_rows: requests with penalties or allowed ids that run at once.
+      block_sizes: per KV group, tokens in one block.
+      usable_blocks: per KV group, the blocks of an empty pool.
+    """
+
+    max_model_len: int
+    vocab_size: int
+    sampled_vocab_size: int
+    max_logprobs: int
+    max_constrained_rows: int
+    block_sizes: tuple[int, ...]
+    usable_blocks: tuple[int, ...]
+
+    @classmethod
+    def of(cls, config: SchedulerConfig, groups: KVGroups) -> Self:
+        return cls(
+            max_model_len=config.max_model_len,
+            vocab_size=config.vocab_size,
+            sampled_vocab_size=config.sampled_vocab_size or config.vocab_size,
+            max_logprobs=config.max_logprobs,
+            max_constrained_rows=config.max_constrained_rows,
+            block_sizes=groups.block_sizes,
+            usable_blocks=tuple(pool.num_usable for pool in groups.pools),
+        )
+
+
+def check_request(request: Request, limits: RequestLimits) -> None:
+    """Raises RequestError if an engine with these limits can never serve the request."""
+    _check_ids("prompt", request.prompt_token_ids, limits.vocab_size)
     if not request.prompt_token_ids:
         raise RequestError("prompt must hold at least one token", "prompt")
-    _check_lengths(request, config, groups)
+    _check_lengths(request, limits)
     params = request.params
     for name, wanted in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
-        if wanted is not None and wanted > config.max_logprobs:
-            raise RequestError(f"{name} must be at most {config.max_logprobs}, got {wanted}", name)
-    _check_ids("stop_token_ids", params.stop_token_ids or [], config.vocab_size)
-    _check_ids("allowed_token_ids", params.allowed_token_ids or [], config.vocab_size)
-    _check_ids("logit_bias", list(params.logit_bias or ()), config.vocab_size)
-    _check_bad_words(request.bad_words_token_ids, config.vocab_size)
-    stop_ids = stop_token_ids(request, config.vocab_size)
+        if wanted is not None and wanted > limits.max_logprobs:
+            raise RequestError(f"{name} must be at most {limits.max_logprobs}, got {wanted}", name)
+    _check_ids("stop_token_ids", params.stop_token_ids or [], limits.vocab_size)
+    _check_ids("allowed_token_ids", params.allowed_token_ids or [], limits.vocab_size)
+    _check_ids("logit_bias", list(params.logit_bias or ()), limits.vocab_size)
+    _check_bad_words(request.bad_words_token_ids, limits.vocab_size)
+    stop_ids = stop_token_ids(request, limits.vocab_size)
     if len(stop_ids) > MAX_STOP_TOKEN_IDS:
         raise RequestError(
             f"stop_token_ids and EOS are {len(stop_ids)} ids, at most {MAX_STOP_TOKEN_IDS}", "stop_token_ids"
         )
-    if params.needs_constrained_row and config.max_constrained_rows == 0:
+    if params.needs_constrained_row and limits.max_constrained_rows == 0:
         raise RequestError("this engine has no room for penalties or allowed_token_ids (max_constrained_rows is 0)")
-    _check_support(request, stop_ids, config.sampled_vocab_size or config.vocab_size)
+    _check_support(request, stop_ids, limits.sampled_vocab_size)
 
 
 def stop_token_ids(request: Request, vocab_size: int) -> frozenset[int]:
@@ -39,11 +77,12 @@ def stop_token_ids(request: Request, vocab_size: int) -> frozenset[int]:
     return frozenset(t for t in (*eos, *(request.params.stop_token_ids or ())) if 0 <= t < vocab_size)
 
 
-def level_of(request: Request) -> int:
+def level_of(request: Request, cuts_are_plain: bool) -> int:
     """Index into VARIANTS of what its sampling rows need."""
     if request.params.logprobs is not None:
         return VARIANTS.index(LOGPROBS)
-    full = request.params.needs_full_sampler or bool(request.bad_words_token_ids)
+    params = request.params
+    full = params.changes_logits or bool(request.bad_words_token_ids) or (params.cuts_tail and not cuts_are_plain)
     return VARIANTS.index(FULL if full else PLAIN)
 
 
@@ -81,20 +120,21 @@ def _check_ids(field: str, ids: list[int], vocab_size: int) -> None:
         )
 
 
-def _check_lengths(request: Request, config: SchedulerConfig, groups: KVGroups) -> None:
+def _check_lengths(request: Request, limits: RequestLimits) -> None:
     prompt_len, max_tokens = len(request.prompt_token_ids), request.params.max_tokens or 0
-    if prompt_len + max_tokens > config.max_model_len:
+    if prompt_len + max_tokens > limits.max_model_len:
         raise RequestError(
             f"a prompt of {prompt_len} tokens and max_tokens {max_tokens} are {prompt_len + max_tokens} tokens, "
-            f"the limit (max_model_len) is {config.max_model_len}",
-            "prompt" if prompt_len > config.max_model_len else "max_tokens",
+            f"the limit (max_model_len) is {limits.max_model_len}",
+            "prompt" if prompt_len > limits.max_model_len else "max_tokens",
         )
     length = prompt_len + max(max_tokens - 1, 0)  # the last token's KV is never needed
-    for needed, pool, size in zip(groups.blocks_for(length), groups.pools, groups.block_sizes, strict=True):
-        if needed > pool.num_usable:
+    for size, usable in zip(limits.block_sizes, limits.usable_blocks, strict=True):
+        needed = -(-length // size)
+        if needed > usable:
             raise RequestError(
                 f"a prompt of {prompt_len} tokens and max_tokens {max_tokens} need {needed} blocks of {size} tokens, "
-                f"the pool has {pool.num_usable}",
+                f"the pool has {usable}",
                 "max_tokens",
             )
 

@@ -8,7 +8,8 @@ Variants form a chain, each able to do all that the ones before it can.
 import dataclasses
 
 PLAIN, FULL, LOGPROBS, PROMPT = VARIANTS = ("plain", "full", "logprobs", "prompt")
-"""Greedy, temperature and seed | all of SamplingParams | top log-probabilities too | and the prompt's."""
+"""Greedy, temperature and seed (and cuts, where the sampler has them for all) | all of SamplingParams | top
+log-probabilities too | and the prompt's."""
 
 type Program = tuple[int, int, str]
 

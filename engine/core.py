@@ -8,6 +8,7 @@ import collections
 import contextlib
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from types import FrameType
 
@@ -16,6 +17,7 @@ from octavo.engine import startup
 from octavo.engine.errors import EngineDeadError, RequestError
 from octavo.engine.plan import Plan
 from octavo.engine.request import Request, TokenEvent
+from octavo.engine.stats import EngineStats
 from octavo.engine.step import Sampled
 from octavo.models_flax.checkpoint import Source
 
@@ -101,7 +103,7 @@ class EngineCore:
         self._check_alive()
         with _interrupts_wait(), self._fatal():
             self._admit()
-            plan = self.scheduler.plan() if len(self.in_flight) < self.max_depth else None
+            plan = self.scheduler.plan(time.monotonic()) if len(self.in_flight) < self.max_depth else None
             if plan is not None:
                 self.in_flight.append((plan, self.runner.launch(plan)))
                 self.scheduler.dispatched(plan)
@@ -109,6 +111,20 @@ class EngineCore:
             self._commit()
         events, self._events = self._events, []
         return events
+
+    def stats(self) -> EngineStats:
+        """The load now; `step` must not run meanwhile."""
+        scheduler, counters = self.scheduler, self.scheduler.stats
+        return EngineStats(
+            running=scheduler.num_running,
+            waiting=scheduler.num_waiting,
+            kv_usage=scheduler.kv_usage,
+            prompt_tokens=counters.prompt_tokens,
+            generation_tokens=counters.generation_tokens,
+            prefix_queries=counters.prefix_queries,
+            prefix_hits=counters.prefix_hits,
+            preemptions=counters.num_preemptions,
+        )
 
     @property
     def max_length(self) -> int:

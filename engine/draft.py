@@ -27,14 +27,16 @@ class Draft:
       level: index into VARIANTS of what the rows need.
       filling: running sequences with known tokens left to compute.
       filled: those that got some of them here.
+      now: when it is made, in seconds.
     """
 
     __slots__ = (
-        "chunks", "decode_ids", "decode_slots", "edits", "filled", "filling", "level", "loads", "num_tokens",
-        "prefill",
+        "chunks", "decode_ids", "decode_slots", "edits", "filled", "filling", "level", "loads", "now",
+        "num_tokens", "prefill",
     )  # fmt: skip
 
-    def __init__(self) -> None:
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
         self.decode_ids: list[int] = []
         self.decode_slots: list[int] = []
         self.prefill: list[tuple[int, int, int, int]] = []

@@ -7,26 +7,22 @@ by the core's check, before anything runs. One thread at a time may use an Engin
 import collections
 import dataclasses
 import itertools
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-import msgspec
 import tqdm
 
 from octavo.configs.engine import EngineConfig
 from octavo.engine.core import EngineCore
 from octavo.engine.errors import ConfigError, EngineDeadError, RequestError
 from octavo.engine.request import Request, SamplingParams
-from octavo.engine.text.chat_template import ChatTemplate
 from octavo.engine.text.load import load_tokenizer
 from octavo.engine.text.output import OutputProcessor, Piece, RequestOutput
-from octavo.engine.text.prompts import Prompt, PromptInput, bad_words_token_ids, parse_prompt, split_prompts
+from octavo.engine.text.prompts import Prompt, PromptInput, split_prompts
+from octavo.engine.text.requests import Message, RequestMaker
 from octavo.engine.text.tokenizer import Tokenizer
 from octavo.models_flax.checkpoint import resolve
-
-type Message = Mapping[str, Any]
 
 
 class Engine:
@@ -47,21 +43,25 @@ class Engine:
             raise ConfigError(f"unknown option {unknown[0]}; known: {', '.join(sorted(known))}")
         config = EngineConfig(model=str(model), **options)
         source = resolve(config.model, revision=config.revision, load_format=config.load_format)
-        self._tokenizer = load_tokenizer(config, source)
+        tokenizer = load_tokenizer(config, source)
         self.core = EngineCore(
             config,
             progress=progress,
             source=source,
-            sampled_vocab_size=None if self._tokenizer is None else self._tokenizer.vocab_size,
+            sampled_vocab_size=None if tokenizer is None else tokenizer.vocab_size,
         )
         self.config = config
-        self._outputs = OutputProcessor(self._tokenizer)
+        self._requests = RequestMaker(
+            tokenizer,
+            max_model_len=self.core.resolved.max_model_len,
+            max_length=self.core.max_length,
+            eos_token_ids=self.core.model_config.eos_token_ids,
+            default_sampling_params=self.core.default_sampling_params,
+        )
+        self._outputs = OutputProcessor(tokenizer)
         self._streams: dict[str, collections.deque[Piece]] = {}
         self._unclaimed: list[RequestOutput] = []  # complete, but `generate` was asked for others
         self._ids = map(str, itertools.count())
-        self._chat_template: ChatTemplate | None = None
-        self._eos_token_ids = _eos_token_ids(self.core.model_config.eos_token_ids, self._tokenizer)
-        self._default_params = SamplingParams(**self.core.default_sampling_params)
 
     # Whole results.
 
@@ -85,7 +85,7 @@ class Engine:
           RequestError: one of them is wrong; then none of them runs.
           EngineDeadError: the device failed.
         """
-        parsed = [parse_prompt(prompt, self._tokenizer, self.max_model_len) for prompt in split_prompts(prompts)]
+        parsed = [self._requests.parse_prompt(prompt) for prompt in split_prompts(prompts)]
         return self._run(parsed, params, use_tqdm, priority)
 
     def chat(
@@ -143,14 +143,12 @@ class Engine:
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> Prompt:
         """The prompt that `chat` would run for one conversation."""
-        tokenizer = self.get_tokenizer()
-        return self._template(chat_template).prompt(
+        return self._requests.render_chat(
             messages,
-            tokenizer,
-            max_tokens=self.max_model_len,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
-            template_kwargs=chat_template_kwargs,
+            chat_template=chat_template,
+            chat_template_kwargs=chat_template_kwargs,
             tools=tools,
         )
 
@@ -166,15 +164,15 @@ class Engine:
         Raises:
           RequestError: at once, when the request is wrong.
         """
-        parsed = prompt if isinstance(prompt, Prompt) else parse_prompt(prompt, self._tokenizer, self.max_model_len)
-        request = self._make_request(parsed, self._default_params if params is None else params)
+        parsed = self._requests.parse_prompt(prompt)
+        request = self._requests.make(next(self._ids), parsed, params)
         self.core.scheduler.check(request)
         return self._stream(request, parsed.text)
 
     def add_request(self, prompt: PromptInput | Prompt, params: SamplingParams | None = None, priority: int = 0) -> str:
         """Queues one request for `step` and returns its id."""
-        parsed = prompt if isinstance(prompt, Prompt) else parse_prompt(prompt, self._tokenizer, self.max_model_len)
-        request = self._make_request(parsed, self._default_params if params is None else params, priority)
+        parsed = self._requests.parse_prompt(prompt)
+        request = self._requests.make(next(self._ids), parsed, params, priority)
         self._add(request, parsed.text)
         return request.request_id
 
@@ -204,13 +202,11 @@ class Engine:
         Raises:
           RequestError: a dummy model has none.
         """
-        if self._tokenizer is None:
-            raise RequestError("this engine has no tokenizer: give token ids", "prompt")
-        return self._tokenizer
+        return self._requests.get_tokenizer()
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What a request without params gets: the model's generation_config.json over vLLM's defaults."""
-        return self._default_params
+        return self._requests.default_params
 
     @property
     def max_model_len(self) -> int:
@@ -253,7 +249,7 @@ class Engine:
         if priority is not None and len(priority) != len(prompts):
             raise RequestError(f"{len(prompts)} prompts came with {len(priority)} priorities", "priority")
         priorities = [0] * len(prompts) if priority is None else priority
-        requests = [self._make_request(*one) for one in zip(prompts, each, priorities, strict=True)]
+        requests = [self._requests.make(next(self._ids), *one) for one in zip(prompts, each, priorities, strict=True)]
         for request in requests:
             self.core.scheduler.check(request)
         results: dict[str, RequestOutput] = {}
@@ -298,7 +294,7 @@ class Engine:
         self, prompts: list[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
     ) -> list[SamplingParams]:
         if params is None:
-            params = self._default_params
+            params = self._requests.default_params
         if not isinstance(params, SamplingParams | list | tuple):
             raise RequestError(
                 f"params must be SamplingParams, or a list of them, got {type(params).__name__}", "params"
@@ -310,28 +306,6 @@ class Engine:
             if not isinstance(one, SamplingParams):
                 raise RequestError(f"params must be SamplingParams, got {type(one).__name__}", "params")
         return each
-
-    def _make_request(self, prompt: Prompt, params: SamplingParams, priority: int = 0) -> Request:
-        if not isinstance(params, SamplingParams):
-            raise RequestError(f"params must be SamplingParams, got {type(params).__name__}", "params")
-        if params.max_tokens is None or params is self._default_params:
-            # All that is left; at least one, so that a long prompt is refused by name. A default that nobody
-            # asked for is cut to it.
-            rest = max(self.core.max_length - len(prompt.token_ids), 1)
-            rest = rest if params.max_tokens is None else min(params.max_tokens, rest)
-            params = msgspec.structs.replace(params, max_tokens=rest)
-        if self._tokenizer is None and (params.stop_strings or params.bad_words):
-            raise RequestError("stop and bad_words need a tokenizer", "stop" if params.stop_strings else "bad_words")
-        return Request(
-            request_id=next(self._ids),
-            prompt_token_ids=prompt.token_ids,
-            params=params,
-            eos_token_ids=self._eos_token_ids,
-            bad_words_token_ids=bad_words_token_ids(self.get_tokenizer(), params.bad_words) if params.bad_words else [],
-            arrival_time=time.monotonic(),
-            priority=priority,
-            cache_salt=prompt.cache_salt,
-        )
 
     def _add(self, request: Request, text: str | None) -> None:
         self.core.add(request)
@@ -351,22 +325,6 @@ class Engine:
     def _require_work(self) -> None:
         if not self.core.has_unfinished:
             raise EngineDeadError("the engine has nothing to do while a request waits for its end")
-
-    def _template(self, source: str | None) -> ChatTemplate:
-        tokenizer = self.get_tokenizer()
-        if source is not None:
-            return ChatTemplate.from_request(source, tokenizer.special_tokens)
-        if self._chat_template is None:
-            if tokenizer.chat_template is None:
-                raise RequestError("the model has no chat template: pass one as chat_template", "chat_template")
-            self._chat_template = ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens)
-        return self._chat_template
-
-
-def _eos_token_ids(declared: tuple[int, ...], tokenizer: Tokenizer | None) -> tuple[int, ...]:
-    """What the model's configs declare, and the tokenizer's own."""
-    own = () if tokenizer is None or tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
-    return tuple(dict.fromkeys((*declared, *own)))
 
 
 def _advance(bar: Any, num_tokens: int) -> None:

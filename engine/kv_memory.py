@@ -20,7 +20,7 @@ import numpy as np
 from octavo.configs.cache import KVSpec
 from octavo.configs.engine import ResolvedConfig
 from octavo.engine.errors import KVCacheMemoryError
-from octavo.pallas_kernels.ragged_paged_attention.api import cache_spec
+from octavo.pallas_kernels.ragged_paged_attention.api import MakeCacheSpec
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class Memory:
         return self.usable - self.usable // MARGIN - self.weights - self.state - self.temporaries
 
 
-def block_bytes(specs: tuple[KVSpec, ...], block_size: int, dtype: np.dtype) -> int:
+def block_bytes(specs: tuple[KVSpec, ...], block_size: int, dtype: np.dtype, cache_spec: MakeCacheSpec) -> int:
     """One block in every layer."""
     return sum(int(np.prod(cache_spec(spec, 1, block_size).shape)) for spec in specs) * dtype.itemsize
 

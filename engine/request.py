@@ -162,11 +162,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         )
 
     @property
-    def needs_full_sampler(self) -> bool:
-        """Whether it needs more than greedy choice, temperature and seed."""
-        changes_logits = bool(self.needs_constrained_row or self.logit_bias or self.bad_words or self.min_tokens > 0)
-        cuts_tail = self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
-        return changes_logits or cuts_tail
+    def changes_logits(self) -> bool:
+        """Whether it draws from other logits than the model's."""
+        return bool(self.needs_constrained_row or self.logit_bias or self.bad_words or self.min_tokens > 0)
+
+    @property
+    def cuts_tail(self) -> bool:
+        """Whether it draws from the likelier tokens only."""
+        return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
 
 
 _FLAGS = (
@@ -237,6 +240,7 @@ class Sequence:
       num_findable: per KV group, leading blocks already offered to the prefix cache.
       next_key_length: committed length at which another block may become findable.
       num_cached_tokens: prompt tokens reused when first scheduled, -1 before that.
+      scheduled_time: when that was, 0 before.
       level: index into VARIANTS that its samples need.
       prompt_logprobs: entries gathered so far, None when not wanted or already emitted.
       order: (priority, arrival, seq_id); lower runs first.
@@ -246,7 +250,7 @@ class Sequence:
         "block_ids", "block_keys", "capacity", "constrained_row", "filling", "index", "key_root", "level",
         "max_length", "min_length", "next_key_length", "num_cached_tokens", "num_computed", "num_findable",
         "num_pending", "num_preemptions", "num_tokens", "order", "prompt_len", "prompt_logprobs", "request",
-        "seed", "seq_id", "slot", "status", "stop_ids", "token_ids",
+        "scheduled_time", "seed", "seq_id", "slot", "status", "stop_ids", "token_ids",
     )  # fmt: skip
 
     def __init__(
@@ -286,6 +290,7 @@ class Sequence:
         self.num_findable = [0] * num_groups
         self.next_key_length = NEVER
         self.num_cached_tokens = -1
+        self.scheduled_time = 0.0
         self.num_preemptions = 0
         self.seed = seed
         self.status = SequenceStatus.WAITING
@@ -296,7 +301,7 @@ class Sequence:
         self.order = (priority, request.arrival_time, seq_id)
 
 
-class TopLogprobs(msgspec.Struct, frozen=True):
+class TopLogprobs(msgspec.Struct, frozen=True, array_like=True):
     """Log-probabilities at one position: the chosen (or prompt) token and the k likeliest.
 
     Raw: of the model's own distribution, before penalties and temperature.
@@ -309,12 +314,13 @@ class TopLogprobs(msgspec.Struct, frozen=True):
     top_logprobs: list[float]
 
 
-class TokenEvent(msgspec.Struct, frozen=True):
+class TokenEvent(msgspec.Struct, frozen=True, array_like=True):
     """What one committed step gave one sequence; the last one carries a finish reason.
 
     `token_ids` may be empty (an abort). `prompt_logprobs` comes once, with the
     first event of sample 0: one entry a prompt token, None for the first.
-    `stop_reason` is the stop token id, when one that the user named was hit.
+    `stop_reason` is the stop token id, when one that the user named was hit. `scheduled_time` says when
+    the sequence first ran, in seconds of time.monotonic(), 0 if it never did.
     """
 
     request_id: str
@@ -325,4 +331,5 @@ class TokenEvent(msgspec.Struct, frozen=True):
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
     num_cached_tokens: int = 0
+    scheduled_time: float = 0.0
     error: str | None = None

@@ -20,7 +20,6 @@ from octavo.engine.plan import Plan, SampledHost
 from octavo.engine.state import DeviceState
 from octavo.engine.step import Sampled, StepConfig, step, to_host
 from octavo.engine.warmup import Compiled, WarmUp
-from octavo.pallas_kernels.ragged_paged_attention.api import cache_spec
 
 
 class Runner:
@@ -132,7 +131,8 @@ class Runner:
         return self.state
 
     def _empty_state(self) -> DeviceState:
-        shapes = [cache_spec(spec, self._num_blocks, self.config.block_size).shape for spec in self._layer_specs]
+        make = self.config.cache_spec
+        shapes = [make(spec, self._num_blocks, self.config.block_size).shape for spec in self._layer_specs]
         return DeviceState(
             kv=tuple(jnp.zeros(shape, self._kv_dtype) for shape in shapes),
             slots=device_state.empty_slots(self.config.shape),

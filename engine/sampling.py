@@ -1,4 +1,4 @@
-"""From logits to tokens: pure functions over [R, V], all inside the step.
+"""From logits to tokens, inside the step: what each row asks for, and what changes its logits. The op draws.
 
 In this order of effect: penalties, logit_bias, allowed_token_ids, bad_words, min_tokens,
 temperature, top_k, top_p, min_p, noise. Log-probabilities are raw: of the model's own
@@ -7,7 +7,6 @@ logits, before any of these. A row's token depends on its logits, its settings a
 """
 
 import dataclasses
-from collections.abc import Callable
 
 import flax.struct
 import jax
@@ -15,23 +14,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from octavo.engine.state import NOTHING, Constrained, SamplingState, Slots, bit_mask
+from octavo.pallas_kernels.sample import Cuts, Drawn, Sampler, Settings
 
 NEG_INF = float("-inf")
-
-
-@flax.struct.dataclass
-class Chosen:
-    """What sampling says of each row.
-
-    Attributes:
-      token: i32[R].
-      logprob: f32[R], raw.
-      finite: bool[R], False where the logits hold a NaN or an infinity.
-    """
-
-    token: jax.Array
-    logprob: jax.Array
-    finite: jax.Array
 
 
 @flax.struct.dataclass
@@ -52,8 +37,8 @@ def sample(
     *,
     full: bool,
     vocab_size: int,
-    lazy: bool,
-) -> Chosen:
+    sampler: Sampler,
+) -> Drawn:
     """Draws one token a row.
 
     Args:
@@ -61,40 +46,33 @@ def sample(
       slots, constrained: the device state that holds each row's settings and history.
       slot: i32[R].
       position: i32[R], where the new token will stand in its sequence.
-      full: whether any row may use more than temperature and seed (static).
+      full: whether a row may use what changes logits; else, and unless the sampler makes no difference, no row may
+        use more than temperature and seed (static).
       vocab_size: ids from here up have no string and are never drawn (static).
-      lazy: skip work that no row asks for, at the price of a branch (static; pays on CPU).
+      sampler: draws (static).
     """
-    settings = jax.tree.map(lambda x: x[slot], slots.sampling) if full else slots.sampling
-    temperature = slots.sampling.temperature[slot]
-    finite = jnp.all(jnp.isfinite(logits), axis=-1)
+    state = slots.sampling
+    cuts = None
+    if full or sampler.cuts_for_all:
+        cuts = Cuts(top_k=state.top_k[slot], top_p=state.top_p[slot], min_p=state.min_p[slot])
+    settings = Settings(temperature=state.temperature[slot], seed=state.seed[slot], position=position, cuts=cuts)
+    adjusted = _adjust(logits, slots, constrained, slot, position, vocab_size) if full else None
+    return sampler.sample(logits, settings, drawable=vocab_size, adjusted=adjusted)
+
+
+def _adjust(
+    logits: jax.Array, slots: Slots, constrained: Constrained, slot: jax.Array, position: jax.Array, vocab_size: int
+) -> jax.Array:
+    """Everything that changes logits."""
+    settings = jax.tree.map(lambda x: x[slot], slots.sampling)
     x = logits
     if vocab_size < logits.shape[1]:
         x = jnp.where(_vocabulary(x) < vocab_size, x, NEG_INF)
-    if full:
-        x = _penalise(x, settings, constrained)
-        x = _add_bias(x, settings)
-        x = _keep_some(x, jnp.where(bit_mask(constrained.allowed[settings.constrained_row], x.shape[1]), x, NEG_INF))
-        x = _keep_some(x, _mask_bad_words(x, settings, slots.tokens, slot, position))
-        x = _keep_some(x, _mask_stop_ids(x, settings, position))
-    greedy = temperature == 0
-
-    def draw(x: jax.Array) -> jax.Array:
-        hot = (x - x.max(axis=-1, keepdims=True)) / jnp.where(greedy, 1.0, temperature)[:, None]
-        if full:
-            hot = _truncate(hot, settings, lazy)
-        noise = _gumbel(slots.sampling.seed[slot], position, x.shape[1])
-        return jnp.where(greedy[:, None], x, hot + noise)
-
-    x = jax.lax.cond(jnp.all(greedy), lambda x: x, draw, x) if lazy else draw(x)
-    token = jnp.argmax(x, axis=-1).astype(jnp.int32)
-    return Chosen(token=token, logprob=logprob_of(logits, token), finite=finite)
-
-
-def logprob_of(logits: Float[Array, "G V"], token: Int[Array, " G"]) -> Float[Array, " G"]:
-    """The raw log-probability of `token`."""
-    at = jnp.take_along_axis(logits, token[:, None], axis=-1)[:, 0]
-    return at - jax.nn.logsumexp(logits, axis=-1)
+    x = _penalise(x, settings, constrained)
+    x = _add_bias(x, settings)
+    x = _keep_some(x, jnp.where(bit_mask(constrained.allowed[settings.constrained_row], x.shape[1]), x, NEG_INF))
+    x = _keep_some(x, _mask_bad_words(x, settings, slots.tokens, slot, position))
+    return _keep_some(x, _mask_stop_ids(x, settings, position))
 
 
 def top_logits(logits: Float[Array, "G V"], token: Int[Array, " G"], count: int) -> TopLogits:
@@ -166,57 +144,3 @@ def _scatter(x: jax.Array, ids: jax.Array, values: jax.Array | float, how: str) 
     row = jax.lax.broadcasted_iota(jnp.int32, ids.shape, 0)
     at = x.at[row, jnp.where(ids == NOTHING, x.shape[1], ids)]
     return at.add(values, mode="drop") if how == "add" else at.min(values, mode="drop")
-
-
-def _truncate(hot: jax.Array, settings: SamplingState, lazy: bool) -> jax.Array:
-    """top_k, then top_p of what is left, then min_p; ties at a threshold all stay.
-
-    `hot`: f32[R, V], after temperature, largest entry 0.
-    """
-
-    def top_k(hot: jax.Array) -> jax.Array:
-        k = jnp.where(settings.top_k > 0, settings.top_k, hot.shape[1])[:, None]
-        return _at_least(hot, lambda keep: jnp.sum(keep, axis=-1, keepdims=True, dtype=jnp.int32) >= k)
-
-    def top_p(hot: jax.Array) -> jax.Array:
-        weight = jnp.exp(hot)
-        # The largest weight is 1: even a top_p that float32 takes for 0 keeps one token.
-        wanted = jnp.maximum(settings.top_p[:, None] * weight.sum(axis=-1, keepdims=True), 1.0)
-        kept = _at_least(hot, lambda keep: jnp.sum(jnp.where(keep, weight, 0.0), axis=-1, keepdims=True) >= wanted)
-        return jnp.where(settings.top_p[:, None] < 1, kept, hot)
-
-    if lazy:
-        hot = jax.lax.cond(jnp.any(settings.top_k > 0), top_k, lambda x: x, hot)
-        hot = jax.lax.cond(jnp.any(settings.top_p < 1), top_p, lambda x: x, hot)
-    else:
-        hot = top_p(top_k(hot))
-    floor = jnp.log(settings.min_p)[:, None]  # -inf for 0, which keeps all
-    return jnp.where(hot >= floor, hot, NEG_INF)
-
-
-def _at_least(x: jax.Array, enough: Callable[[jax.Array], jax.Array]) -> jax.Array:
-    """Keeps the entries >= t for the largest t whose kept entries are `enough`, else -inf.
-
-    A bisection over the 32 bits of an order-preserving map from floats to integers,
-    so exact, and no sort: `enough(keep: bool[R, V]) -> bool[R, 1]` is monotone.
-    """
-    bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
-    sign = jnp.uint32(1 << 31)
-    order = jnp.where(bits & sign != 0, ~bits, bits | sign)
-
-    def step(i: jax.Array, threshold: jax.Array) -> jax.Array:
-        higher = threshold | (sign >> i.astype(jnp.uint32))
-        return jnp.where(enough(order >= higher), higher, threshold)
-
-    threshold = jax.lax.fori_loop(0, 32, step, jnp.zeros((x.shape[0], 1), jnp.uint32))
-    return jnp.where(order >= threshold, x, NEG_INF)
-
-
-def _gumbel(seed: jax.Array, position: jax.Array, size: int) -> jax.Array:
-    """f32[R, V] of noise that is a function of (seed, position, id): jax's counter-based Threefry."""
-
-    def row(seed: jax.Array, position: jax.Array) -> jax.Array:
-        key = jax.random.fold_in(jax.random.key(jax.lax.bitcast_convert_type(seed, jnp.uint32)), position)
-        return jax.random.gumbel(key, (size,), jnp.float32)
-
-    return jax.vmap(row)(seed, position)

@@ -17,7 +17,7 @@ import random
 import msgspec
 
 from octavo.configs.scheduler import SchedulerConfig
-from octavo.engine.admission import check_request, level_of, slot_params, stop_token_ids
+from octavo.engine.admission import RequestLimits, check_request, level_of, slot_params, stop_token_ids
 from octavo.engine.buckets import PROMPT, VARIANTS, Ladder, Program
 from octavo.engine.draft import Chunk, Draft
 from octavo.engine.errors import RequestError
@@ -57,6 +57,7 @@ class Scheduler:
 
     def __init__(self, config: SchedulerConfig, ladder: Ladder, groups: KVGroups) -> None:
         self.config = config
+        self.limits = RequestLimits.of(config, groups)
         self.stats = SchedulerStats()
         self._ladder = ladder
         self._groups = groups
@@ -88,6 +89,11 @@ class Scheduler:
     def num_waiting(self) -> int:
         return len(self._live) - len(self._running)
 
+    @property
+    def kv_usage(self) -> float:
+        """The fullest pool's part of held blocks, 0 … 1."""
+        return self._groups.usage
+
     # Requests come and go.
 
     def check(self, request: Request, *, id_is_free: bool = False) -> None:
@@ -95,7 +101,7 @@ class Scheduler:
 
         `id_is_free`: whoever has this id now will be aborted before `request` is added.
         """
-        check_request(request, self.config, self._groups)
+        check_request(request, self.limits)
         if request.request_id in self._requests and not id_is_free:
             raise RequestError(f"request_id {request.request_id!r} is in use", "request_id")
 
@@ -130,7 +136,7 @@ class Scheduler:
             seed=self._rng.getrandbits(32) if seed is None else (seed + index) % 2**32,
             max_model_len=config.max_model_len,
             stop_ids=stop_token_ids(request, config.vocab_size),
-            level=level_of(request),
+            level=level_of(request, config.cuts_are_plain),
             num_groups=self._groups.num_groups,
             key_root=root,
             priority=request.priority if config.policy == "priority" else 0,
@@ -146,14 +152,17 @@ class Scheduler:
 
     # One step ahead.
 
-    def plan(self) -> Plan | None:
+    def plan(self, now: float = 0.0) -> Plan | None:
         """The next step, or None when nothing can run before an earlier one is committed (or a request comes).
+
+        Args:
+          now: when this is, in seconds; for the events of sequences that it starts.
 
         What it counts on (blocks, slots, lengths) is taken at once: every plan must be launched, in order.
         """
         if len(self._chunks) >= self.config.max_in_flight:
             raise RuntimeError(f"{len(self._chunks)} steps are in flight, at most {self.config.max_in_flight}")
-        draft = Draft()
+        draft = Draft(now)
         self._place_decodes(draft)
         for seq in draft.filling:
             self._place_chunk(seq, draft)
@@ -275,6 +284,7 @@ class Scheduler:
         if seq.num_cached_tokens < 0:  # it never ran before
             seq.token_ids = seq.token_ids.copy()
             seq.num_cached_tokens = cached
+            seq.scheduled_time = draft.now
             self.stats.prompt_tokens += seq.prompt_len
             self.stats.prefix_queries += seq.prompt_len if self._may_reuse(seq) else 0
             self.stats.prefix_hits += cached
@@ -344,6 +354,7 @@ class Scheduler:
                     reason,
                     stop_reason(seq, new[-1]) if reason is FinishReason.STOP else None,
                     seq.num_cached_tokens,
+                    seq.scheduled_time,
                 )
             )
             if reason is not None:
@@ -460,5 +471,6 @@ def _last_event(
         prompt_logprobs=prompt_logprobs,
         finish_reason=reason,
         num_cached_tokens=max(seq.num_cached_tokens, 0),
+        scheduled_time=seq.scheduled_time,
         error=error,
     )

@@ -29,7 +29,8 @@ from octavo.engine.step import StepConfig
 from octavo.engine.warmup import use_compilation_cache
 from octavo.models_flax.checkpoint import Source, load_model, resolve
 from octavo.models_flax.program import merge_model
-from octavo.pallas_kernels.ragged_paged_attention import Heads, choose
+from octavo.pallas_kernels.ragged_paged_attention import Heads, cache_dtype, choose
+from octavo.pallas_kernels.sample import choose as choose_sampler
 
 logger = logging.getLogger(__name__)
 
@@ -95,24 +96,25 @@ def start(
         layer_specs,
         step_config,
         placed=jax.sharding.SingleDeviceSharding(device),
-        kv_dtype=jnp.dtype(resolved.dtype),
+        kv_dtype=cache_dtype(resolved.kv_dtype),
         ladder=ladder,
         busy=busy,
         progress=progress,
     )
     num_blocks = config.num_gpu_blocks_override or kv_memory.solve(
         _memory(config, model_config, resolved, weights, step_config, make_runner, device, cache_dir),
-        kv_memory.block_bytes(layer_specs, config.block_size, jnp.dtype(resolved.dtype)),
+        kv_memory.block_bytes(layer_specs, config.block_size, cache_dtype(resolved.kv_dtype), step_config.cache_spec),
         config.block_size,
         resolved,
     )
     logger.info(
-        "%s on %s, %s, %d KV blocks of %d tokens, %d programs",
+        "%s on %s, %s, %d KV blocks of %d tokens in %s, %d programs",
         model_config.architecture,
         device.device_kind,
         resolved.dtype,
         num_blocks,
         config.block_size,
+        resolved.kv_dtype,
         len(ladder.programs) + 2,
     )
     scheduler_config = _scheduler_config(config, resolved, step_config)
@@ -135,7 +137,7 @@ def _step_config(
     device: jax.Device,
     sampled_vocab_size: int | None,
 ) -> StepConfig:
-    """What every step's code depends on, the attention op's implementation among it."""
+    """What every step's code depends on, the implementations of attention and sampling among it."""
     groups = tuple(dict.fromkeys(layer_specs))
     if len(groups) != 1:
         raise ConfigError(f"{model_config.architecture} needs {len(groups)} KV groups; one is supported")
@@ -145,7 +147,7 @@ def _step_config(
         head_size=groups[0].key_size,
         block_size=config.block_size,
         dtype=resolved.dtype,
-        kv_dtype=resolved.dtype,
+        kv_dtype=resolved.kv_dtype,
     )
     attention = choose(config.attention_backend, device.platform, heads, device)
     vocab_size = model_config.vocab_size
@@ -163,7 +165,8 @@ def _step_config(
         attend=attention.attend,
         sampled_vocab_size=min(sampled_vocab_size or vocab_size, vocab_size),
         max_logprobs=min(config.max_logprobs, vocab_size),
-        lazy_sampling=device.platform == "cpu",
+        sampler=choose_sampler(config.sampling_backend, device.platform, vocab_size, device),
+        cache_spec=attention.cache_spec,
     )
 
 
@@ -180,6 +183,7 @@ def _scheduler_config(config: EngineConfig, resolved: ResolvedConfig, step_confi
         vocab_size=step_config.shape.vocab_size,
         sampled_vocab_size=step_config.sampled_vocab_size,
         max_logprobs=step_config.max_logprobs,
+        cuts_are_plain=step_config.sampler.cuts_for_all,
     )
 
 
@@ -221,8 +225,8 @@ def _memory(
 
     temporaries = 0
     if resolved.platform != "cpu":
-        # Of the implementation its name: what "auto" means can change with the version.
-        code = (step_config.attend.__module__, step_config.tiling, environment.versions())
+        # Of the implementations their names: what "auto" means can change with the version.
+        code = (step_config.attend.__module__, step_config.tiling, step_config.sampler.name, environment.versions())
         key = (model_config, resolved, shape, config.block_size, code, device.device_kind)
         temporaries = 2 * kv_memory.remembered_temporaries(cache_dir, key, measure)
     return kv_memory.Memory(

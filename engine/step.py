@@ -20,7 +20,9 @@ from octavo.engine.buckets import FULL, LOGPROBS, PROMPT, VARIANTS, Program
 from octavo.engine.plan import PromptLogprobs, SampledHost
 from octavo.engine.state import DeviceState, Slots, StateShape
 from octavo.models_flax.inputs import ForwardContext
-from octavo.pallas_kernels.ragged_paged_attention.api import Tiling, prepare
+from octavo.pallas_kernels.ragged_paged_attention.api import MakeCacheSpec, Tiling, cache_spec, prepare
+from octavo.pallas_kernels.sample import Sampler
+from octavo.pallas_kernels.sample.reference import logprob_of
 
 PROMPT_CHUNK = 128  # positions whose logits exist at once when prompt log-probabilities are asked for
 
@@ -36,7 +38,8 @@ class StepConfig:
     attend: Callable[..., Any]
     sampled_vocab_size: int
     max_logprobs: int
-    lazy_sampling: bool
+    sampler: Sampler
+    cache_spec: MakeCacheSpec = cache_spec
 
 
 @flax.struct.dataclass
@@ -69,7 +72,7 @@ def step(
     start = slots.num_computed[batch.slot]
     cu_q_lens = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(batch.q_len, dtype=jnp.int32)])
     token = jnp.arange(num_tokens, dtype=jnp.int32)
-    row = jnp.searchsorted(cu_q_lens[1:], token, side="right").astype(jnp.int32)
+    row = jnp.searchsorted(cu_q_lens[1:], token, side="right", method="compare_all").astype(jnp.int32)
     real = row < num_rows
     row = jnp.minimum(row, num_rows - 1)
     position = jnp.where(real, start[row] + token - cu_q_lens[row], 0)
@@ -104,7 +107,7 @@ def step(
         start + batch.q_len,
         full=full,
         vocab_size=config.sampled_vocab_size,
-        lazy=config.lazy_sampling,
+        sampler=config.sampler,
     )
     columns = [chosen.token, chosen.finite.astype(jnp.int32), _bits(chosen.logprob)]
     if VARIANTS.index(variant) >= VARIANTS.index(LOGPROBS):
@@ -173,7 +176,7 @@ def _prompt_logprobs(
 
     def one(chunk: tuple[jax.Array, jax.Array]) -> jax.Array:
         logits = model.logits(chunk[0], context)
-        logprob = _bits(sampling.logprob_of(logits, chunk[1]))
+        logprob = _bits(logprob_of(logits, chunk[1]))
         return _stack([logprob, *_top_columns(logits, chunk[1], config)])
 
     out = jax.lax.map(one, chunks)

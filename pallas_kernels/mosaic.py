@@ -40,11 +40,16 @@ def run(
     out: Sequence[jax.ShapeDtypeStruct],
     scratch: dict[str, Any],
     grid: dict[str, int],
-    warpgroups: int,
+    warpgroups: int | None,
     interpret: bool,
     name: str,
+    approximate: bool = True,
 ) -> Any:
-    """Runs `body(*operands, *out, **scratch)` in every block of the grid."""
+    """Runs `body(*operands, *out, **scratch)` in every block of the grid.
+
+    `warpgroups` None is a block of one, whose threads can reduce a vector together. `approximate` math is
+    that of the special function unit: log has an absolute error of 1e-7 there, no relative one.
+    """
 
     def named(*references: Any, **scratches: Any) -> None:
         if not interpret:
@@ -58,8 +63,10 @@ def run(
         grid=tuple(grid.values()),
         grid_names=tuple(grid),
         num_threads=warpgroups,
-        thread_name="warpgroup",
-        compiler_params=plgpu.CompilerParams(approx_math=True, reduction_scratch_bytes=0),
+        thread_name=None if warpgroups is None else "warpgroup",
+        compiler_params=plgpu.CompilerParams(
+            approx_math=approximate, reduction_scratch_bytes=16 if warpgroups is None else 0
+        ),
         interpret=plgpu.InterpretGPUParams() if interpret else None,
         kernel_name=name,
     )
@@ -86,14 +93,25 @@ def warpgroup() -> jax.Array:
 
 
 def tile(shape: tuple[int, ...], dtype: Any) -> Any:
-    """Shared memory in the swizzled form that wgmma reads; the last axis is a multiple of 64 (16-bit)."""
-    elements = 128 // jnp.dtype(dtype).itemsize
-    return plgpu.SMEM(shape, dtype, transforms=(plgpu.TilingTransform((8, elements)), plgpu.SwizzleTransform(128)))
+    """Shared memory in the swizzled form that wgmma reads; the last axis is a multiple of 32 bytes."""
+    swizzle = swizzle_of(shape[-1], dtype)
+    elements = swizzle // jnp.dtype(dtype).itemsize
+    return plgpu.SMEM(shape, dtype, transforms=(plgpu.TilingTransform((8, elements)), plgpu.SwizzleTransform(swizzle)))
+
+
+def swizzle_of(columns: int, dtype: Any) -> int:
+    """The widest swizzle, in bytes, that divides a row."""
+    return next(n for n in (128, 64, 32) if columns * jnp.dtype(dtype).itemsize % n == 0)
 
 
 def plain(shape: tuple[int, ...], dtype: Any) -> Any:
     """Shared memory in row-major order."""
     return plgpu.SMEM(shape, dtype)
+
+
+def either(*references: Any) -> Any:
+    """Shared memory for one of them at a time: what was written through one is not read through another."""
+    return plgpu.RefUnion(*references)
 
 
 def rows_full(rows: int, value: Any) -> jax.Array:
@@ -116,6 +134,24 @@ def vector_load(ref: Any) -> jax.Array:
 
 def vector_zeros(size: int) -> jax.Array:
     return rows_full(size, 0.0) if size % WARPGROUP else jnp.zeros((size,), jnp.float32)
+
+
+def lanes(size: int, width: int) -> Any:
+    """The layout of a vector whose neighbouring `width` numbers lie in one thread."""
+    return plgpu.Layout.WG_STRIDED((size,), vec_size=width)
+
+
+def lanes_load(ref: Any, width: int) -> jax.Array:
+    """A vector of a multiple of 128 * width numbers, which a thread reads `width` at a time."""
+    return plgpu.load(ref, layout=lanes(ref.shape[0], width), optimized=False)
+
+
+def lanes_full(size: int, width: int, value: Any, dtype: Any) -> jax.Array:
+    return plgpu.layout_cast(jnp.full((size,), value, dtype), lanes(size, width))
+
+
+def lanes_iota(size: int, width: int, dtype: Any = jnp.int32) -> jax.Array:
+    return plgpu.broadcasted_iota(dtype, (size,), 0, layout=lanes(size, width))
 
 
 def iota(shape: tuple[int, int], axis: int) -> jax.Array:
@@ -207,6 +243,25 @@ def zero_rows_from(ref: Any, first: jax.Array) -> None:
     values = plgpu.load(ref, layout=MATRIX, optimized=False)
     row = plgpu.broadcasted_iota(jnp.int32, values.shape, 0, layout=MATRIX)
     ref[...] = jnp.where(row < first, values, jnp.zeros_like(values))
+    plgpu.commit_smem()
+
+
+def widen(narrow: Any, wide: Any) -> None:
+    """Copies an fp8 tile in shared memory into a swizzled float16 one.
+
+    In a loop over pieces: unrolled, their addresses alone would fill a producer's registers.
+    """
+    rows, columns = narrow.shape
+    width = columns if columns <= 128 else 128
+    layout = plgpu.Layout.SMEM_GMEM_COPY((32, width), wide.dtype, swizzle_of(columns, wide.dtype))
+
+    def some(i: jax.Array, _: Any) -> None:
+        for column in range(0, columns, width):
+            part = pl.ds(i * 32, 32), pl.ds(column, width)
+            values = plgpu.load(narrow.at[part], layout=layout, optimized=False)
+            wide[part] = values.astype(wide.dtype)
+
+    lax.fori_loop(0, rows // 32, some, None)
     plgpu.commit_smem()
 
 

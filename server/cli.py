@@ -1,4 +1,4 @@
-"""The command line: octavo generate | chat | bench | env.
+"""The command line: octavo serve | generate | chat | bench | env.
 
 Reads arguments and prints; everything else happens below. Refuses unknown options, and abbreviations
 of known ones. The engine is imported only once a command needs it, so `--help` is quick.
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from octavo.configs.engine import EngineConfig
 from octavo.configs.errors import ConfigError, OctavoError
 from octavo.server.flags import add_config_flags, from_flags
+from octavo.server.options import add_serve_flags, read_options
 
 if TYPE_CHECKING:
     from octavo.engine import Engine, SamplingParams
@@ -40,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")  # to standard error
     logging.getLogger("octavo").setLevel(logging.INFO)
     try:
-        args.run(args)
+        return args.run(args) or 0
     except OctavoError as error:
         print(f"octavo: {error}", file=sys.stderr)
         return 1
@@ -50,13 +51,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader went away (`octavo … | head`); nothing can be said any more.
         sys.stderr.close()
         return 141
-    return 0
 
 
 def make_parser() -> argparse.ArgumentParser:
     """All commands and their flags."""
     parser = argparse.ArgumentParser(prog="octavo", description="An LLM serving engine in JAX.", allow_abbrev=False)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    text = "serve a model over HTTP, with OpenAI's API"
+    serve = commands.add_parser("serve", help=text, description=text, allow_abbrev=False)
+    serve.set_defaults(run=run_serve)
+    add_serve_flags(serve)
 
     generate = _command(commands, "generate", run_generate, "complete prompts and print the texts")
     generate.add_argument("prompts", nargs="*", metavar="PROMPT", help="by default standard input")
@@ -90,6 +95,14 @@ def make_parser() -> argparse.ArgumentParser:
     env = commands.add_parser("env", help="versions, devices and folders", allow_abbrev=False)
     env.set_defaults(run=run_env)
     return parser
+
+
+def run_serve(args: argparse.Namespace) -> int:
+    """Serves until a signal ends it or the engine dies; the exit status says which."""
+    engine, server = read_options(args)
+    from octavo.server.serve import serve
+
+    return serve(engine, server)
 
 
 def run_generate(args: argparse.Namespace) -> None:

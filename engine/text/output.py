@@ -117,7 +117,7 @@ class OutputProcessor:
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
-        self._requests: dict[str, _RequestState] = {}
+        self._requests: dict[str, RequestState] = {}
 
     def add(
         self,
@@ -129,7 +129,7 @@ class OutputProcessor:
     ) -> None:
         """Expects events of a request from now on."""
         arrival = time.monotonic() if arrival_time is None else arrival_time
-        self._requests[request_id] = _RequestState(
+        self._requests[request_id] = RequestState(
             request_id, prompt, prompt_token_ids, params, arrival, self._tokenizer
         )
 
@@ -162,8 +162,13 @@ class OutputProcessor:
         return pieces, complete, abort
 
 
-class _RequestState:
-    """One request: its samples, and what they share."""
+class RequestState:
+    """One request on its way to an output: its samples, and what they share.
+
+    Attributes:
+      num_open: samples without a finish reason.
+      prompt_logprobs, num_cached_tokens: known once sample 0 has had an event with tokens.
+    """
 
     def __init__(
         self,
@@ -177,19 +182,26 @@ class _RequestState:
         self.request_id = request_id
         self.prompt = prompt
         self.prompt_token_ids = prompt_token_ids
-        self.prompt_logprobs: list[LogprobTable | None] | None = None
         self.num_cached_tokens = 0
         self.metrics = RequestMetrics(arrival)
         self.tokenizer = tokenizer
         self.samples = [_Sample(index, params, tokenizer) for index in range(params.n)]
         self.num_open = params.n
+        self._prompt_entries: list[TopLogprobs | None] | None = None
+        self._prompt_logprobs: list[LogprobTable | None] | None = None
+
+    @property
+    def prompt_logprobs(self) -> list[LogprobTable | None] | None:
+        """One table a prompt token, None for the first. Made when first asked for: a long prompt's take a while."""
+        if self._prompt_entries is not None:
+            entries, self._prompt_entries = self._prompt_entries, None
+            self._prompt_logprobs = [None if entry is None else _table(entry, self.tokenizer) for entry in entries]
+        return self._prompt_logprobs
 
     def take(self, event: TokenEvent, now: float) -> Piece | None:
         """The new piece, None for what comes after a sample's end."""
         if event.prompt_logprobs is not None:
-            self.prompt_logprobs = [
-                None if entry is None else _table(entry, self.tokenizer) for entry in event.prompt_logprobs
-            ]
+            self._prompt_entries = event.prompt_logprobs
         sample = self.samples[event.index]
         if sample.finish_reason is not None:
             return None
@@ -204,7 +216,12 @@ class _RequestState:
         self.num_open -= sample.finish_reason is not None
         return piece
 
+    def open_samples(self) -> list[int]:
+        """Indices of the samples that have no finish reason yet."""
+        return [sample.index for sample in self.samples if sample.finish_reason is None]
+
     def output(self) -> RequestOutput:
+        """What there is by now."""
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt,

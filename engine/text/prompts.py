@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from octavo.engine.errors import RequestError
+from octavo.engine.request import MAX_BAD_WORD_LEN
 from octavo.engine.text.tokenizer import Tokenizer
 
 _KEYS = frozenset({"prompt", "prompt_token_ids", "cache_salt"})
@@ -90,10 +91,13 @@ def bad_words_token_ids(tokenizer: Tokenizer, words: list[str]) -> list[list[int
     """The token sequences that spell the words, at the start of a text and behind a space.
 
     Raises:
-      RequestError: a word has no tokens.
+      RequestError: a word has no tokens, or more characters than the tokens that it may have.
     """
     sequences: list[list[int]] = []
+    limit = MAX_BAD_WORD_LEN * tokenizer.longest_token
     for word in words:
+        if len(word) > limit:  # before it is encoded, which could take long
+            raise RequestError(f"a bad word has {len(word)} characters, at most {limit}", "bad_words")
         if word.strip(" "):
             bare = tokenizer.encode(word.removeprefix(" "), add_special_tokens=False)
             spaced = tokenizer.encode(" " + word.removeprefix(" "), add_special_tokens=False)

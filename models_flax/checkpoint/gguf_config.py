@@ -1,9 +1,11 @@
 """GGUF metadata in config.json's words, so that one adapter serves both formats.
 
-Refuses architectures that we do not have, experts, and heads that differ between layers.
+Refuses architectures that we do not have, experts, heads that differ between layers, files in parts, and by name
+whatever else would change what the model computes.
 """
 
 import math
+import reprlib
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,28 @@ from octavo.models_flax.checkpoint.gguf_file import GGUFFile
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 ROPE_FACTORS = "rope_freqs.weight"
+MAX_FACTORS = 4096
+# What llama.cpp computes differently where one of these is set.
+UNSUPPORTED = (
+    "attention.scale",
+    "attention.clamp_kqv",
+    "attention.temperature_scale",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "logit_scale",
+    "residual_scale",
+    "embedding_scale",
+)
+# Control tokens that end an answer; files name only some of them (eos, eot, eom).
+ENDS = (
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|im_end|>",
+    "<|end_of_text|>",
+    "<|endoftext|>",
+    "<end_of_turn>",
+    "<｜end▁of▁sentence｜>",
+)
 
 
 def hf_config(file: GGUFFile) -> dict[str, Any]:
@@ -20,9 +44,10 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
     keys = file.metadata
     arch = keys.get("general.architecture")
     if not isinstance(arch, str) or arch not in ARCHITECTURES:
-        raise LoadError(f"general.architecture {arch!r} is not supported; supported: {', '.join(ARCHITECTURES)}")
-    if keys.get(f"{arch}.expert_count"):
-        raise LoadError(f"{arch}.expert_count {keys[f'{arch}.expert_count']}: experts are not supported yet")
+        raise LoadError(
+            f"general.architecture {reprlib.repr(arch)} is not supported; supported: {', '.join(ARCHITECTURES)}"
+        )
+    _refuse_what_we_lack(keys, arch)
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise LoadError("the file lacks token_embd.weight, or it is not a matrix")
@@ -51,11 +76,7 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
         "attention_out_bias": "blk.0.attn_output.bias" in file.tensors,
         "mlp_bias": "blk.0.ffn_down.bias" in file.tensors,
         "bos_token_id": keys.get("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": [
-            keys[f"tokenizer.ggml.{name}_token_id"]
-            for name in ("eos", "eot", "eom")
-            if f"tokenizer.ggml.{name}_token_id" in keys
-        ],
+        "eos_token_id": _ends(keys),
         "rope_theta": get("rope.freq_base", 10000.0),
         "rope_parameters": _rope(file, arch),
     }
@@ -77,13 +98,46 @@ def uniform(file: GGUFFile, key: str, default: Any = None) -> Any:
     return value[0]
 
 
+def _refuse_what_we_lack(keys: dict[str, Any], arch: str) -> None:
+    if keys.get("split.count", 0) not in (0, 1):
+        count = reprlib.repr(keys["split.count"])
+        raise LoadError(f"split.count {count}: one file of several; join them with llama-gguf-split --merge")
+    for key, value in keys.items():
+        name = key.removeprefix(f"{arch}.")
+        if name.startswith("expert_") and value:
+            raise LoadError(f"{key} {reprlib.repr(value)}: experts are not supported yet")
+        if name in UNSUPPORTED and value:
+            raise LoadError(f"{key} {reprlib.repr(value)} is not supported")
+        if name == "attention.causal" and value is not True:
+            raise LoadError(f"{key} {reprlib.repr(value)} is not supported")
+    window, context = keys.get(f"{arch}.attention.sliding_window"), keys.get(f"{arch}.context_length")
+    if window and not (isinstance(window, int) and isinstance(context, int) and window >= context):
+        raise LoadError(f"{arch}.attention.sliding_window {reprlib.repr(window)} is not supported yet")
+
+
+def _ends(keys: dict[str, Any]) -> list[Any]:
+    """The ids that end an answer: those that the file names, then control tokens known for it."""
+    ids = [
+        keys[f"tokenizer.ggml.{name}_token_id"]
+        for name in ("eos", "eot", "eom")
+        if f"tokenizer.ggml.{name}_token_id" in keys
+    ]
+    tokens, types = keys.get("tokenizer.ggml.tokens"), keys.get("tokenizer.ggml.token_type")
+    if isinstance(tokens, list) and isinstance(types, list):
+        control = 3
+        ids += [
+            i for i, (token, kind) in enumerate(zip(tokens, types, strict=False)) if kind == control and token in ENDS
+        ]
+    return ids
+
+
 def _rope(file: GGUFFile, arch: str) -> dict[str, Any]:
     prefix = f"{arch}.rope.scaling"
     keys = file.metadata
     kind = keys.get(f"{prefix}.type", "none")
     factor = keys.get(f"{prefix}.factor", 1.0)
     if not isinstance(factor, float | int):
-        raise LoadError(f"{prefix}.factor must be a number, got {factor!r}")
+        raise LoadError(f"{prefix}.factor must be a number, got {reprlib.repr(factor)}")
     if kind == "none" and keys.get(f"{arch}.rope.scale_linear"):  # what old files say
         kind, factor = "linear", keys[f"{arch}.rope.scale_linear"]
     rope: dict[str, Any] = {"rope_type": "default" if kind == "none" else kind}
@@ -100,7 +154,9 @@ def _rope(file: GGUFFile, arch: str) -> dict[str, Any]:
                 rope["attention_factor"] = multiplier * (1.0 + 0.1 * math.log(max(factor, 1.0)))
     if ROPE_FACTORS in file.tensors:
         tensor = file.tensors[ROPE_FACTORS]
-        if tensor.kind != "F32" or len(tensor.shape) != 1:
-            raise LoadError(f"{ROPE_FACTORS} must be a vector of F32, got {tensor.kind} of shape {tensor.shape}")
+        if tensor.kind != "F32" or len(tensor.shape) != 1 or tensor.shape[0] > MAX_FACTORS:
+            raise LoadError(
+                f"{ROPE_FACTORS} must be a vector of up to {MAX_FACTORS} F32, got {tensor.kind} of shape {tensor.shape}"
+            )
         rope["freq_factors"] = file.data(ROPE_FACTORS).view(np.float32).tolist()
     return rope

@@ -2,7 +2,7 @@
 
 Every count, length and offset is compared with what is left of the file before it is
 used, so a hostile header costs neither memory nor time. Refuses types that we cannot
-unpack, by name.
+unpack, by name, and headers far larger than any model's.
 """
 
 import dataclasses
@@ -15,12 +15,16 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from octavo.configs.errors import LoadError
-from octavo.models_flax.checkpoint.tensors import map_file
+from octavo.models_flax.checkpoint.gguf_unpack import PACKED
+from octavo.models_flax.checkpoint.tensors import DTYPES, map_file
 
-SUPPORTED = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1")
+SUPPORTED = (*DTYPES, *PACKED)
+MAX_KEYS = 1 << 14
+MAX_TENSORS = 1 << 16
+MAX_ENTRIES = 1 << 22  # of all arrays together; a vocabulary of 262,144 with its scores and merges has 1.3 million
 MAX_DIMS = 4
 MAX_DEPTH = 4  # of arrays in arrays
-MAX_NAME = 65535  # bytes of a key or tensor name
+MAX_NAME = 65535  # characters of a key or tensor name
 MAX_ALIGNMENT = 1 << 20
 
 _STRING, _ARRAY = 8, 9
@@ -51,6 +55,7 @@ class GGUFFile:
         self.path = path
         self._memory = map_file(path)
         self._position = 0
+        self._entries_left = MAX_ENTRIES
         self.metadata: dict[str, Any] = {}
         self.tensors: dict[str, GGUFTensor] = {}
         try:
@@ -73,6 +78,11 @@ class GGUFFile:
         # The smallest key takes 8 + 1 + 4 + 1 bytes, the smallest tensor entry 8 + 1 + 4 + 4 + 8.
         self._fits(num_keys, 14, "metadata keys")
         self._fits(num_tensors, 25, "tensors")
+        if num_keys > MAX_KEYS or num_tensors > MAX_TENSORS:
+            raise LoadError(
+                f"the header claims {num_keys} metadata keys and {num_tensors} tensors, "
+                f"at most {MAX_KEYS} and {MAX_TENSORS} are allowed"
+            )
         for _ in range(num_keys):
             key = self._name("a metadata key")
             if key in self.metadata:
@@ -98,7 +108,7 @@ class GGUFFile:
         except ValueError:
             raise LoadError(f"tensor {name} has the unknown type {kind}") from None
         if kind_name not in SUPPORTED:
-            raise LoadError(f"tensor {name} has type {kind_name}, not supported yet; supported: {', '.join(SUPPORTED)}")
+            raise LoadError(f"tensor {name} has type {kind_name}, not supported; supported: {', '.join(SUPPORTED)}")
         block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
         row = dims[0] if dims else 1
         if row % block:
@@ -107,7 +117,7 @@ class GGUFFile:
 
     def _place(self, entries: dict[str, tuple[tuple[int, ...], str, int, int]]) -> None:
         alignment = self.metadata.get("general.alignment", 32)
-        if not isinstance(alignment, int) or not 0 < alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
+        if type(alignment) is not int or not 0 < alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
             raise LoadError(f"general.alignment must be a power of two up to {MAX_ALIGNMENT}, got {alignment!r}")
         start = -(-self._position // alignment) * alignment
         available = len(self._memory) - start
@@ -127,37 +137,52 @@ class GGUFFile:
 
     def _value(self, kind: int, key: str, depth: int) -> Any:
         if kind == _STRING:
-            return self._string(key).decode("utf-8", errors="replace")
+            return self._text(key)
         if kind != _ARRAY:
             return self._number(_dtype(kind, key))
         if depth >= MAX_DEPTH:
             raise LoadError(f"metadata {key}: arrays are nested more than {MAX_DEPTH} deep")
         item, count = self._number("<u4"), self._number("<u8")
         if item in (_STRING, _ARRAY):
-            self._fits(count, 8 if item == _STRING else 12, f"entries of {key}")
+            self._count(count, 8 if item == _STRING else 12, key)
+            if item == _STRING:
+                return [self._text(key) for _ in range(count)]
             return [self._value(item, key, depth + 1) for _ in range(count)]
         dtype = np.dtype(_dtype(item, key))
-        self._fits(count, dtype.itemsize, f"entries of {key}")
+        self._count(count, dtype.itemsize, key)
         return np.frombuffer(self._take(count * dtype.itemsize), dtype).tolist()
 
     def _name(self, what: str) -> str:
-        raw = self._string(what)
-        if not 0 < len(raw) <= MAX_NAME:
-            raise LoadError(f"the name of {what} has {len(raw)} bytes, it must have 1 to {MAX_NAME}")
-        try:
-            return raw.decode()
-        except UnicodeDecodeError as error:
-            raise LoadError(f"the name of {what} is not UTF-8") from error
+        name = self._text(f"the name of {what}")
+        if not 0 < len(name) <= MAX_NAME:
+            raise LoadError(f"the name of {what} has {len(name)} characters, it must have 1 to {MAX_NAME}")
+        return name
 
-    def _string(self, what: str) -> bytes:
-        length = self._number("<u8")
-        self._fits(length, 1, f"bytes of {what}")
-        return self._take(length)
+    def _text(self, what: str) -> str:
+        start = self._position + 8
+        length = int.from_bytes(self._memory[self._position : start], "little")
+        end = start + length
+        if end > len(self._memory):
+            left = len(self._memory) - start
+            if left < 0:
+                raise LoadError(f"the file ends inside its header (at {len(self._memory)} bytes)")
+            raise LoadError(f"the header claims {length} bytes of {what}, but only {left} bytes are left")
+        self._position = end
+        try:
+            return self._memory[start:end].decode()
+        except UnicodeDecodeError as error:
+            raise LoadError(f"{what} is not UTF-8") from error
 
     def _number(self, dtype: str) -> Any:
         if dtype == "|b1":
             return self._take(1) != b"\0"
         return struct.unpack(_STRUCT[dtype], self._take(int(dtype[2])))[0]
+
+    def _count(self, count: int, size: int, key: str) -> None:
+        self._fits(count, size, f"entries of {key}")
+        self._entries_left -= count
+        if self._entries_left < 0:
+            raise LoadError(f"metadata {key}: the arrays of the header have more than {MAX_ENTRIES} entries")
 
     def _fits(self, count: int, size: int, what: str) -> None:
         left = len(self._memory) - self._position

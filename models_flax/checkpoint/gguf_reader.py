@@ -6,16 +6,13 @@ are put back into halves, so that models see one layout.
 
 import math
 
-import gguf.quants
 import numpy as np
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from octavo.configs.errors import LoadError
 from octavo.models_flax.checkpoint.gguf_config import ROPE_FACTORS, uniform
 from octavo.models_flax.checkpoint.gguf_file import GGUFFile
+from octavo.models_flax.checkpoint.gguf_unpack import unpack
 from octavo.models_flax.checkpoint.tensors import DTYPES, TensorInfo
-
-CHUNK = 1 << 22  # values unpacked at a time: bounds float32 temporaries
 
 _WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _LAYER = {
@@ -56,7 +53,7 @@ class GGUFReader:
         if tensor.kind in DTYPES:
             values = raw.view(DTYPES[tensor.kind]).reshape(tensor.shape)
         else:
-            values = _unpack(raw, tensor.kind, dtype).reshape(tensor.shape)
+            values = unpack(raw, tensor.kind, dtype).reshape(tensor.shape)
         module = name.rpartition(".")[0].rpartition(".")[2]
         heads = self._interleaved.get(module)
         return values if heads is None else _halves(values, heads, name)
@@ -65,24 +62,14 @@ class GGUFReader:
 def hf_name(name: str) -> str:
     """blk.3.attn_q.weight -> model.layers.3.self_attn.q_proj.weight; other names stay, and the loader refuses them."""
     stem, _, suffix = name.rpartition(".")
+    if suffix not in ("weight", "bias"):
+        return name
     if stem in _WHOLE:
         return f"{_WHOLE[stem]}.{suffix}"
     block, _, part = stem.rpartition(".")
     if block.startswith("blk.") and part in _LAYER:
         return f"model.layers.{block.removeprefix('blk.')}.{_LAYER[part]}.{suffix}"
     return name
-
-
-def _unpack(raw: np.ndarray, kind: str, dtype: np.dtype) -> np.ndarray:
-    quantization = GGMLQuantizationType[kind]
-    block, block_bytes = GGML_QUANT_SIZES[quantization]
-    out = np.empty(raw.size // block_bytes * block, dtype)
-    step = CHUNK // block
-    for first in range(0, raw.size // block_bytes, step):
-        packed = raw[first * block_bytes : (first + step) * block_bytes]
-        # As one row: the package unpacks row by row.
-        out[first * block : (first + step) * block] = gguf.quants.dequantize(packed[None], quantization)[0]
-    return out
 
 
 def _halves(values: np.ndarray, heads: int, name: str) -> np.ndarray:

@@ -20,10 +20,12 @@ from typing import Any
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Int
 
 from octavo.configs.cache import KVSpec
 from octavo.configs.errors import ConfigError
+from octavo.pallas_kernels.ragged_paged_attention.parameters import DEFAULT, Parameters
 from octavo.pallas_kernels.ragged_paged_attention.worklist import (
     DecodeWork,
     PrefillWork,
@@ -51,6 +53,7 @@ class Tiling:
       tile: query tokens of one prefill tile.
       prefill_group: prefill tiles that one iteration works on.
       workers: sizes of the persistent decode work list, where the implementation uses one.
+      parameters: tuned sizes, where the implementation has them.
     """
 
     chunk: int = 256
@@ -58,6 +61,7 @@ class Tiling:
     tile: int = 64
     prefill_group: int = 1
     workers: Workers | None = None
+    parameters: Parameters = DEFAULT
 
 
 @flax.struct.dataclass
@@ -95,6 +99,7 @@ class AttentionPlan:
       tiling: static.
       decode_work, prefill_work: the same rows cut for persistent workers, where `tiling.workers` asks for it.
       num_real: i32[1], tokens before the padding.
+      kv_lens, cu_q_lens: i32[R] and i32[R + 1], as `prepare` was given them.
     """
 
     write_block: jax.Array
@@ -106,6 +111,8 @@ class AttentionPlan:
     decode_work: DecodeWork | None = None
     prefill_work: PrefillWork | None = None
     num_real: jax.Array | None = None
+    kv_lens: jax.Array | None = None
+    cu_q_lens: jax.Array | None = None
 
 
 def cache_spec(spec: KVSpec, num_blocks: int, block_size: int) -> CacheSpec:
@@ -125,7 +132,13 @@ def cache_spec(spec: KVSpec, num_blocks: int, block_size: int) -> CacheSpec:
     )
 
 
+def cache_dtype(kv_dtype: str) -> np.dtype:
+    """What a cache of such numbers is an array of: bytes where they are fp8 (see kv_write.py)."""
+    return np.dtype(np.uint8) if kv_dtype == "float8_e4m3fn" else jnp.dtype(kv_dtype)
+
+
 type Attend = Callable[..., tuple[jax.Array, Any]]
+type MakeCacheSpec = Callable[[KVSpec, int, int], CacheSpec]
 
 
 def prepare(
@@ -154,7 +167,7 @@ def prepare(
     num_rows = kv_lens.shape[0]
     q_lens = jnp.diff(cu_q_lens)
     token = jnp.arange(num_tokens, dtype=jnp.int32)
-    row = jnp.searchsorted(cu_q_lens[1:], token, side="right").astype(jnp.int32)
+    row = jnp.searchsorted(cu_q_lens[1:], token, side="right", method="compare_all").astype(jnp.int32)
     real = row < num_rows
     row = jnp.minimum(row, num_rows - 1)
     position = kv_lens[row] - q_lens[row] + token - cu_q_lens[row]
@@ -179,7 +192,9 @@ def prepare(
         tile_counts = jnp.where(is_decode, 0, -(-q_lens // tiling.tile))
         ends = jnp.cumsum(tile_counts)
         tile = jnp.arange(-(-num_tokens // tiling.tile) + num_rows, dtype=jnp.int32)
-        tile_row = jnp.minimum(jnp.searchsorted(ends, tile, side="right").astype(jnp.int32), num_rows - 1)
+        tile_row = jnp.minimum(
+            jnp.searchsorted(ends, tile, side="right", method="compare_all").astype(jnp.int32), num_rows - 1
+        )
         skipped = (tile - (ends - tile_counts)[tile_row]) * tiling.tile
         length = jnp.where(tile < ends[-1], jnp.clip(q_lens[tile_row] - skipped, 0, tiling.tile), 0)
         prefill = tiles(tile_row, skipped, length, tiling.prefill_group)
@@ -199,6 +214,8 @@ def prepare(
         decode_work=decode_work,
         prefill_work=prefill_work,
         num_real=cu_q_lens[-1:],
+        kv_lens=kv_lens,
+        cu_q_lens=cu_q_lens,
     )
 
 

@@ -27,6 +27,7 @@ class Case:
     sinks: bool = False
     causal: bool = True
     tiling: Tiling = _SMALL_TILING
+    kv_dtype: str = "bfloat16"  # of the cache, on the device
 
 
 _DECODE = tuple((1, n) for n in (1, 15, 16, 17, 64, 65, 33))
@@ -53,10 +54,17 @@ SMALL_CASES = (
 )
 
 
-def _bench(name: str, *rows: tuple[int, int], num_tokens: int | None = None, num_rows: int | None = None) -> Case:
+def _bench(
+    name: str,
+    *rows: tuple[int, int],
+    num_tokens: int | None = None,
+    num_rows: int | None = None,
+    kv_dtype: str = "bfloat16",
+) -> Case:
     total = sum(q_len for q_len, _ in rows)
     return Case(
-        name, rows, num_tokens or total, num_rows or len(rows), num_heads=32, num_kv_heads=8, head_size=128
+        name, rows, num_tokens or total, num_rows or len(rows), num_heads=32, num_kv_heads=8, head_size=128,
+        kv_dtype=kv_dtype,
     )  # fmt: skip
 
 
@@ -75,7 +83,22 @@ BENCH_CASES = (
     _bench("prefill_8x1024", *((1024, 1024),) * 8),
     _bench("chunk_512_on_16k", (512, 16896)),
     _bench("mixed_2048_255", *((1, 1024),) * 255, (2048, 2048), num_tokens=2304),
+    _bench("decode_fp8_256x1024", *((1, 1024),) * 256, kv_dtype="float8_e4m3fn"),
 )
+
+_RNG = np.random.default_rng(0)
+_RAGGED_DECODE = tuple((1, int(n)) for n in _RNG.integers(1, 5000, 60))
+_RAGGED_PREFILL = tuple((int(q), int(q + n)) for q, n in _RNG.integers(2, 700, (6, 2)))
+
+# Random lengths and padding, one batch a kind: what the error is measured on besides the cases above.
+RAGGED_CASES = (
+    _bench("ragged_decode", *_RAGGED_DECODE, num_tokens=64, num_rows=64),
+    _bench("ragged_prefill", *_RAGGED_PREFILL, num_tokens=4608, num_rows=64),
+    _bench("ragged_mixed", *_RAGGED_DECODE[:50], *_RAGGED_PREFILL, num_tokens=4608, num_rows=64),
+    _bench("ragged_decode_fp8", *_RAGGED_DECODE, num_tokens=64, num_rows=64, kv_dtype="float8_e4m3fn"),
+    _bench("ragged_mixed_fp8", *_RAGGED_DECODE[:50], *_RAGGED_PREFILL, num_tokens=4608, num_rows=64,
+           kv_dtype="float8_e4m3fn"),
+)  # fmt: skip
 
 
 def make_inputs(case: Case, seed: int = 0, num_blocks: int = 96) -> dict[str, Any]:

@@ -6,23 +6,26 @@ import logging
 import jax
 
 from octavo.configs.errors import ConfigError
+from octavo.pallas_kernels import tuning
 from octavo.pallas_kernels.ragged_paged_attention import reference
-from octavo.pallas_kernels.ragged_paged_attention.api import Attend, Tiling
-from octavo.pallas_kernels.ragged_paged_attention.worklist import Workers
+from octavo.pallas_kernels.ragged_paged_attention.api import Attend, MakeCacheSpec, Tiling, cache_spec
+from octavo.pallas_kernels.ragged_paged_attention.parameters import DEFAULT, Parameters
 
 logger = logging.getLogger(__name__)
 
-BACKENDS = ("auto", "reference", "mosaic_gpu")
+BACKENDS = ("auto", "reference", "mosaic_gpu", "tpu")
 HOPPER = "9.0"
+OP = "ragged_paged_attention"  # in files of tuned parameters
 
 
 @dataclasses.dataclass(frozen=True)
 class Implementation:
-    """One way to run the op, and how it cuts the work."""
+    """One way to run the op, how it cuts the work, and the form of the cache that it reads."""
 
     name: str
     attend: Attend
     tiling: Tiling
+    cache_spec: MakeCacheSpec = cache_spec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,21 +64,27 @@ def choose(backend: str, platform: str, heads: Heads | None = None, device: jax.
     chosen = Implementation("reference", reference.attend, TILINGS[platform])
     reason = "asked for"
     if backend != "reference":
-        refusal = _refuses_mosaic_gpu(heads, device)
-        if refusal is None and heads is not None and device is not None:
-            from octavo.pallas_kernels.ragged_paged_attention import mosaic_gpu
-
-            tiling = Tiling(chunk=128, workers=Workers(2 * device.core_count, heads.num_kv_heads))
-            chosen = Implementation("mosaic_gpu", mosaic_gpu.attend, tiling)
-        elif backend == "mosaic_gpu":
-            raise ConfigError(f"attention_backend mosaic_gpu cannot be used: {refusal}")
+        name = backend if backend != "auto" else "tpu" if platform == "tpu" else "mosaic_gpu"
+        special = (_tpu if name == "tpu" else hopper)(heads, device)
+        if isinstance(special, Implementation):
+            chosen, reason = special, str(device)
+        elif backend != "auto":
+            raise ConfigError(f"attention_backend {backend} cannot be used: {special}")
         else:
-            reason = f"mosaic_gpu: {refusal}"
-    logger.info("attention: %s (%s)", chosen.name, reason if chosen.name == "reference" else "Hopper")
+            reason = f"{name}: {special}"
+    logger.info("attention: %s (%s)", chosen.name, reason)
     return chosen
 
 
-def _refuses_mosaic_gpu(heads: Heads | None, device: jax.Device | None) -> str | None:
+def hopper(
+    heads: Heads | None, device: jax.Device | None, parameters: Parameters | None = None
+) -> Implementation | str:
+    """The Mosaic implementation, or why it cannot be used.
+
+    Args:
+      heads, device: as in `choose`.
+      parameters: by default those tuned for the device.
+    """
     if device is None or device.platform != "gpu" or device.compute_capability != HOPPER:
         return f"it needs a GPU of compute capability {HOPPER}"
     if heads is None:
@@ -83,4 +92,25 @@ def _refuses_mosaic_gpu(heads: Heads | None, device: jax.Device | None) -> str |
     # Imported where it can run: Mosaic's dialects take half a second of every start.
     from octavo.pallas_kernels.ragged_paged_attention import mosaic_gpu
 
-    return mosaic_gpu.supports(**dataclasses.asdict(heads))
+    if (refusal := mosaic_gpu.supports(**dataclasses.asdict(heads))) is not None:
+        return refusal
+    if parameters is None:
+        wanted = {"head_size": heads.head_size, "kv_dtype": heads.kv_dtype}
+        parameters = tuning.lookup(device.device_kind, OP, wanted, DEFAULT, Parameters)
+    tiling = mosaic_gpu.tiling_for(
+        device.core_count, parameters, num_kv_heads=heads.num_kv_heads, head_size=heads.head_size,
+        narrow=heads.kv_dtype != heads.dtype,
+    )  # fmt: skip
+    return Implementation("mosaic_gpu", mosaic_gpu.attend, tiling)
+
+
+def _tpu(heads: Heads | None, device: jax.Device | None) -> Implementation | str:
+    """The implementation, or why it cannot be used."""
+    if device is None or device.platform != "tpu":
+        return "it needs a TPU"
+    if heads is None:
+        return "the shapes are not known"
+    from octavo.pallas_kernels.ragged_paged_attention import tpu
+
+    refusal = tpu.supports(**dataclasses.asdict(heads))
+    return refusal or Implementation("tpu", tpu.attend, TILINGS["tpu"], tpu.cache_spec)

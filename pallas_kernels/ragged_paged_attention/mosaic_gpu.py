@@ -8,15 +8,26 @@ values are written before, in place. What `supports` refuses is the reference's.
 import jax
 import jax.numpy as jnp
 
-from octavo.pallas_kernels import mosaic
-from octavo.pallas_kernels.ragged_paged_attention.api import AttentionPlan
+from octavo.pallas_kernels import mosaic, mosaic_fragments
+from octavo.pallas_kernels.ragged_paged_attention.api import AttentionPlan, Tiling
+from octavo.pallas_kernels.ragged_paged_attention.kv_write import (
+    FP8,
+    as_stored,
+    saturated,
+    stacked_scales,
+    stored_dtype,
+    write,
+)
 from octavo.pallas_kernels.ragged_paged_attention.mosaic_combine import combine
-from octavo.pallas_kernels.ragged_paged_attention.mosaic_decode import ROWS, Shape, decode
+from octavo.pallas_kernels.ragged_paged_attention.mosaic_decode import decode, halves
+from octavo.pallas_kernels.ragged_paged_attention.mosaic_decode_fp8 import HALVES, decode_fp8
 from octavo.pallas_kernels.ragged_paged_attention.mosaic_prefill import prefill
-from octavo.pallas_kernels.ragged_paged_attention.worklist import PREFILL_TILE
+from octavo.pallas_kernels.ragged_paged_attention.mosaic_tiles import ROWS, Shape
+from octavo.pallas_kernels.ragged_paged_attention.parameters import Parameters
+from octavo.pallas_kernels.ragged_paged_attention.worklist import PIECE_STEP, PREFILL_TILE, Workers
 
-BLOCK_SIZES = (16, 32, 64)
-HEAD_SIZES = (64, 128)
+BLOCK_SIZES = (16, 32, 64, 128)
+HEAD_SIZES = (64, 96, 128, 256)
 DTYPES = ("bfloat16", "float16")
 
 
@@ -24,8 +35,10 @@ def supports(
     *, num_heads: int, num_kv_heads: int, head_size: int, block_size: int, dtype: str, kv_dtype: str
 ) -> str | None:
     """Why these shapes need another implementation, or None where they do not."""
-    if dtype not in DTYPES or kv_dtype != dtype:
-        return f"dtype must be one of {DTYPES} for queries and cache, got {dtype} and {kv_dtype}"
+    if dtype not in DTYPES:
+        return f"dtype must be one of {DTYPES}, got {dtype}"
+    if kv_dtype not in (dtype, FP8.name):
+        return f"the cache's dtype must be {dtype} or {FP8.name}, got {kv_dtype}"
     if head_size not in HEAD_SIZES:
         return f"head size must be one of {HEAD_SIZES}, got {head_size}"
     if block_size not in BLOCK_SIZES:
@@ -55,7 +68,7 @@ def attend(
     """Writes k and v into the cache, then attends; arguments and results as `reference.attend`.
 
     Args:
-      blocks: of the persistent grid; by default half of the plan's lists, one a multiprocessor.
+      blocks: of the persistent grid; by default one for each multiprocessor that the plan's lists are for.
       interpret: run in Pallas' interpreter, on any platform.
 
     Raises:
@@ -63,33 +76,42 @@ def attend(
     """
     num_tokens, num_heads, head_size = q.shape
     num_kv_heads, block_size = cache.shape[2:4]
+    narrow = stored_dtype(cache) == FP8
+    work, num_real, workers = plan.decode_work, plan.num_real, plan.tiling.workers
     reason = supports(
         num_heads=num_heads, num_kv_heads=num_kv_heads, head_size=head_size, block_size=block_size,
-        dtype=q.dtype.name, kv_dtype=cache.dtype.name,
+        dtype=q.dtype.name, kv_dtype=stored_dtype(cache).name,
     )  # fmt: skip
-    if k_scale is not None or v_scale is not None:
-        reason = "key and value scales"
-    if sinks is not None and num_heads % 8:
-        reason = f"sinks need a multiple of 8 heads, got {num_heads}"
+    if not narrow and (k_scale is not None or v_scale is not None):
+        reason = f"key and value scales are for a cache of {FP8.name}, got {cache.dtype.name}"
     if plan.prefill_work is not None and num_tokens % 8:
         reason = f"a step with prefill rows needs a multiple of 8 tokens, got {num_tokens}"
-    work, num_real, workers = plan.decode_work, plan.num_real, plan.tiling.workers
     if work is None or num_real is None or workers is None:
         reason = "the plan has no work list: prepare it with Tiling(workers=...)"
     if reason is not None or work is None or num_real is None or workers is None:
         raise NotImplementedError(f"mosaic_gpu attention: {reason}")
-    blocks = workers.lists // 2 if blocks is None else blocks
+    blocks = workers.lists // lists_of_a_block(head_size, narrow) if blocks is None else blocks
     if k is not None and v is not None:
-        cache = write(cache, k, v, plan)
+        cache = write(cache, k, v, plan, k_scale, v_scale)
     shape = Shape(
-        num_heads, num_kv_heads, head_size, block_size, scale, causal, window, soft_cap, blocks, interpret
+        num_heads, num_kv_heads, head_size, block_size, scale, causal, window, soft_cap, blocks, interpret, narrow,
+        plan.tiling.parameters,
     )  # fmt: skip
-    rows = cache.reshape(-1, head_size)
-    flat = _padded(q.reshape(-1, head_size), shape.q_rows)
+    rows, given = as_stored(cache).reshape(-1, head_size), q
+    scales = stacked_scales(k_scale, v_scale, num_kv_heads)
+    if narrow:
+        q = saturated(q, jnp.dtype(jnp.float16))  # e4m3 is exact in float16, and one instruction away
     per_head = None if sinks is None else sinks.astype(jnp.float32) * mosaic.LOG2E
-    out, part, lse = decode(
-        flat, rows, plan.block_tables, work, num_real, _sink_rows(per_head, shape), shape, num_tokens
-    )
+    around = None if per_head is None else jnp.pad(per_head, (8, ROWS))
+    result = jax.ShapeDtypeStruct((num_tokens * num_heads, head_size), given.dtype)
+    step = (plan.block_tables, work, num_real, around)
+    if narrow:
+        most = min(num_tokens, plan.block_tables.shape[0])  # decode rows come first, a token each
+        first = q[:most] if interpret else mosaic_fragments.pair_order(q[:most])
+        flat = _padded(first.reshape(-1, head_size), shape.q_rows)
+        out, part, lse = decode_fp8(flat, rows.reshape(cache.shape[0] * 2, -1, head_size), *step, scales, shape, result)
+    else:
+        out, part, lse = decode(_padded(q.reshape(-1, head_size), shape.q_rows), rows, *step, shape, result)
     combines = work.num_slots > 0
     if combines or plan.prefill_work is not None:
         ref = jax.new_ref(out.reshape(q.shape), memory_space=mosaic.GMEM)
@@ -98,25 +120,22 @@ def attend(
         if plan.prefill_work is not None:
             # The copy engine fills what lies beyond the end with zeros; the interpreter refuses to read there.
             wide = jnp.pad(q, ((0, PREFILL_TILE), (0, 0), (0, 0))) if interpret else q
-            prefill(ref, wide, rows, plan.block_tables, plan.prefill_work, per_head, shape)
+            prefill(ref, wide, rows, plan.block_tables, plan.prefill_work, per_head, scales, shape)
         out = jax.freeze(ref)
     return out.reshape(q.shape), cache
 
 
-def write(cache: jax.Array, k: jax.Array, v: jax.Array, plan: AttentionPlan) -> jax.Array:
-    """The cache with the new keys and values in it, in place where it is donated.
+def tiling_for(core_count: int, parameters: Parameters, *, num_kv_heads: int, head_size: int, narrow: bool) -> Tiling:
+    """How to cut the work on a device of so many multiprocessors; `narrow`: the cache is fp8."""
+    lists = lists_of_a_block(head_size, narrow) * core_count * parameters.blocks_per_core
+    step = max(PIECE_STEP, parameters.decode_tile_for(head_size, narrow))
+    workers = Workers(lists, num_kv_heads, parameters.longest, parameters.shortest, step)
+    return Tiling(chunk=128, workers=workers, parameters=parameters)
 
-    A scatter of rows of H numbers to places said to be unique: XLA's form for the five axes is five
-    times slower. They are not unique in block 0, where padding goes and anything may stand.
-    """
-    _, _, num_kv_heads, block_size, head_size = cache.shape
-    half = jnp.arange(2, dtype=jnp.int32)[None, :, None]
-    head = jnp.arange(num_kv_heads, dtype=jnp.int32)[None, None, :]
-    block, offset = plan.write_block[:, None, None], plan.write_offset[:, None, None]
-    row = ((block * 2 + half) * num_kv_heads + head) * block_size + offset  # [T, 2, K]
-    new = jnp.stack([k, v], axis=1).astype(cache.dtype)
-    rows = cache.reshape(-1, head_size).at[row].set(new, unique_indices=True, mode="promise_in_bounds")
-    return rows.reshape(cache.shape)
+
+def lists_of_a_block(head_size: int, narrow: bool) -> int:
+    """Lists of decode work that one block of the grid goes through side by side; `narrow`: the cache is fp8."""
+    return HALVES if narrow else halves(head_size)
 
 
 def _padded(q: jax.Array, fetched: int) -> jax.Array:
@@ -124,13 +143,3 @@ def _padded(q: jax.Array, fetched: int) -> jax.Array:
     if fetched == 8 and q.shape[0] % 8 == 0:
         return q
     return jnp.pad(q, ((0, fetched + -q.shape[0] % 8), (0, 0)))
-
-
-def _sink_rows(sinks: jax.Array | None, shape: Shape) -> jax.Array | None:
-    """f32[K, 64]: a KV head's query heads at the rows of its tile that they occupy."""
-    if sinks is None:
-        return None
-    head = jnp.arange(shape.num_heads, dtype=jnp.int32)
-    kv_head = head // shape.group
-    at = kv_head * shape.group % 8 + head % shape.group
-    return jnp.zeros((shape.num_kv_heads, ROWS), jnp.float32).at[kv_head, at].set(sinks)

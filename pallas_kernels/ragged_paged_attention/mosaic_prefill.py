@@ -16,52 +16,57 @@ import jax.numpy as jnp
 from jax import lax
 
 from octavo.pallas_kernels import mosaic
-from octavo.pallas_kernels.ragged_paged_attention.mosaic_decode import Shape
+from octavo.pallas_kernels.ragged_paged_attention.mosaic_tiles import ROWS, Producer, Rings, Shape
 from octavo.pallas_kernels.ragged_paged_attention.worklist import PREFILL_TILE, PrefillWork
 
-TILE = 128  # tokens of KV
-ROWS = PREFILL_TILE // 2  # query tokens of one consumer
-STAGES = 2
+READERS = PREFILL_TILE // ROWS  # consumers, each of so many query tokens
+
+
+def rings(shape: Shape) -> Rings:
+    """The KV rings of one block: tiles of 128 tokens where shared memory and registers hold them."""
+    tile, stages = shape.parameters.prefill_tile, shape.parameters.prefill_stages
+    if shape.narrow:
+        wide = 2 if shape.head_size <= 128 else 1
+        return Rings(shape, tile or 64, 1, wide=wide, narrow=stages or 2, readers=READERS)
+    return Rings(shape, tile or (128 if shape.head_size <= 128 else 64), 1, wide=stages or 2, narrow=0, readers=READERS)
 
 
 def prefill(
-    out: Any, q: jax.Array, rows: jax.Array, tables: jax.Array, work: PrefillWork, sinks: jax.Array | None, shape: Shape
-) -> None:
+    out: Any, q: jax.Array, rows: jax.Array, tables: jax.Array, work: PrefillWork, sinks: jax.Array | None,
+    scales: jax.Array | None, shape: Shape,
+) -> None:  # fmt: skip
     """Writes the prefill rows' results into `out`.
 
     Args:
       out: a reference to [T, N, H].
-      q: [T', N, H], T' a multiple of 8.
+      q: [T', N, H] in 16 bits, T' a multiple of 8.
       rows: the cache as [blocks * 2 * K * S, H].
       tables: i32[R, P].
       work: from `plan_prefill`.
       sinks: f32[N] in units of log 2, or None.
+      scales: f32[2, K], what stored keys and values are multiplied with; or None.
     """
-    size, dtype = shape.head_size, q.dtype
-    per_tile = TILE // shape.block_size
-    scratch = {
-        "q_tile": mosaic.tile((2, ROWS, size), dtype),
-        "k_ring": mosaic.tile((STAGES, TILE, size), dtype),
-        "v_ring": mosaic.tile((STAGES, TILE, size), dtype),
-        "full": mosaic.tile((2, ROWS, size), dtype),
-        "partial": mosaic.plain((2, ROWS, size), dtype),
-        "q_here": mosaic.Barrier(num_barriers=2),
-        "k_here": mosaic.Barrier(num_arrivals=per_tile, num_barriers=STAGES),
-        "v_here": mosaic.Barrier(num_arrivals=per_tile, num_barriers=STAGES),
-        "k_free": mosaic.Barrier(num_arrivals=2, num_barriers=STAGES),
-        "v_free": mosaic.Barrier(num_arrivals=2, num_barriers=STAGES),
-        "turn": mosaic.Barrier(num_barriers=2),
-        "cleaned": mosaic.Barrier(num_arrivals=2),
+    sizes, size = rings(shape), shape.head_size
+    staged = (READERS, ROWS, size if size <= 128 else 64)  # columns that leave shared memory at once
+    scratch = sizes.scratch(q.dtype, rows.dtype) | {
+        "q_tile": mosaic.tile((READERS, ROWS, size), q.dtype),
+        "full": mosaic.tile(staged, out.dtype),
+        "partial": mosaic.plain(staged, out.dtype),
+        "q_here": mosaic.Barrier(num_barriers=READERS),
+        "turn": mosaic.Barrier(num_barriers=READERS),
+        "cleaned": mosaic.Barrier(num_arrivals=READERS),
     }
     if shape.interpret:
-        scratch["staging"] = mosaic.tile((2, ROWS, TILE), dtype)
+        scratch["staging"] = mosaic.tile((READERS, ROWS, sizes.tile), q.dtype)
+    given = {"sinks": sinks, "scales": scales}
+    names = [name for name, value in given.items() if value is not None]
     mosaic.run(
-        _body(shape, sinks is not None),
-        *([q, rows, tables, work.tiles, work.count] + ([] if sinks is None else [sinks]) + [out]),
+        _body(sizes, names),
+        *(q, rows, tables, work.tiles, work.count, *(given[name] for name in names), out),
         out=(),
         scratch=scratch,
         grid={"block": shape.blocks},
-        warpgroups=3,
+        warpgroups=READERS + 1,
         interpret=shape.interpret,
         name="paged_prefill",
     )
@@ -70,7 +75,8 @@ def prefill(
 class _Item:
     """Scalars of one item, read from the plan in global memory."""
 
-    def __init__(self, turn: jax.Array, tiles: Any, shape: Shape) -> None:
+    def __init__(self, turn: jax.Array, tiles: Any, sizes: Rings) -> None:
+        shape, tile_size = sizes.shape, jnp.int32(sizes.tile)
         index = _index(turn, shape.blocks)
         tile = lax.div(index, jnp.int32(shape.num_heads))
         self.head = lax.rem(index, jnp.int32(shape.num_heads))
@@ -80,8 +86,8 @@ class _Item:
         self.first_tile = jnp.int32(0)
         if shape.window is not None:
             oldest = jnp.maximum(self.position + (self.low - self.token) - shape.window + 1, 0)
-            self.first_tile = lax.div(oldest, jnp.int32(TILE))
-        self.end_tile = lax.div(self.reach + (TILE - 1), jnp.int32(TILE))
+            self.first_tile = lax.div(oldest, tile_size)
+        self.end_tile = lax.div(self.reach + (tile_size - 1), tile_size)
 
 
 def _index(turn: jax.Array, blocks: int) -> jax.Array:
@@ -95,88 +101,73 @@ def _turns(num_items: jax.Array, blocks: int) -> jax.Array:
     return rounds + (_index(rounds, blocks) < num_items).astype(jnp.int32)
 
 
-def _body(shape: Shape, has_sinks: bool) -> Any:
-    def body(q: Any, rows: Any, tables: Any, tiles: Any, count: Any, *rest: Any, **scratch: Any) -> None:
-        sinks, out = (rest[0] if has_sinks else None), rest[-1]
+def _body(sizes: Rings, names: list[str]) -> Any:
+    shape = sizes.shape
+
+    def body(q: Any, rows: Any, tables: Any, tiles: Any, count: Any, *more: Any, **scratch: Any) -> None:
+        given, out = dict(zip(names, more[:-1], strict=True)), more[-1]
         group = mosaic.warpgroup()
         turns = _turns(count[0] * shape.num_heads, shape.blocks)
 
-        @mosaic.when(group < 2)
+        @mosaic.when(group < READERS)
         def _consumer() -> None:
-            mosaic.set_registers(240, action="increase")
-            _consume(shape, group, turns, q, tiles, sinks, out, scratch)
+            mosaic.set_registers(224 if shape.narrow else 240, action="increase")
+            _consume(sizes, group, turns, q, tiles, given, out, scratch)
 
-        @mosaic.when(group == 2)
+        @mosaic.when(group == READERS)
         def _producer() -> None:
-            mosaic.set_registers(24, action="decrease")
-            _produce(shape, turns, rows, tables, tiles, scratch)
+            mosaic.set_registers(64 if shape.narrow else 32, action="decrease")
+            _produce(sizes, Producer(sizes, jnp.int32(0), rows, tables, scratch), turns, tiles)
 
     return body
 
 
-def _produce(shape: Shape, turns: jax.Array, rows: Any, tables: Any, tiles: Any, scratch: Any) -> None:
-    per_tile = TILE // shape.block_size
-
+def _produce(sizes: Rings, producer: Producer, turns: jax.Array, tiles: Any) -> None:
     def one_item(turn: jax.Array, done: jax.Array) -> jax.Array:
-        item = _Item(turn, tiles, shape)
-        last_block = lax.div(item.reach - 1, jnp.int32(shape.block_size))
+        item = _Item(turn, tiles, sizes)
 
         def one_tile(t: jax.Array, done: jax.Array) -> jax.Array:
-            stage = lax.rem(done, jnp.int32(STAGES))
-            for name, half in (("k", 0), ("v", 1)):
-                free, here, ring = (scratch[f"{name}_{part}"] for part in ("free", "here", "ring"))
-                mosaic.when(done >= STAGES)(lambda free=free: mosaic.wait(free.at[stage]))
-                for b in range(per_tile):
-                    # Beyond the end the last block comes again: no table entry that is not the row's is read.
-                    block = tables[item.row, jnp.minimum(t * per_tile + b, last_block)]
-                    row = ((block * 2 + half) * shape.num_kv_heads + item.kv_head) * shape.block_size
-                    to = ring.at[stage, mosaic.ds(b * shape.block_size, shape.block_size)]
-                    mosaic.copy_in(rows.at[mosaic.ds(row, shape.block_size)], to, here.at[stage])
-            return done + 1
+            return producer.fetch(item.row, item.kv_head, t, item.reach - 1, done)
 
         return lax.fori_loop(item.first_tile, item.end_tile, one_tile, done)
 
-    done = lax.fori_loop(0, turns, one_item, jnp.int32(0))
-    for i in range(STAGES):  # every phase of a barrier is seen by who waits on it
-
-        @mosaic.when(done > i)
-        def _(i: int = i) -> None:
-            mosaic.wait(scratch["k_free"].at[i])
-            mosaic.wait(scratch["v_free"].at[i])
+    producer.finish(lax.fori_loop(0, turns, one_item, jnp.int32(0)))
 
 
 def _consume(
-    shape: Shape, group: jax.Array, turns: jax.Array, q: Any, tiles: Any, sinks: Any, out: Any, scratch: Any
+    sizes: Rings, group: jax.Array, turns: jax.Array, q: Any, tiles: Any, given: dict[str, Any], out: Any, scratch: Any
 ) -> None:
-    size = shape.head_size
+    shape, size, tile = sizes.shape, sizes.shape.head_size, sizes.tile
+    sinks, scales = given.get("sinks"), given.get("scales")
     q_tile, q_here = scratch["q_tile"].at[group], scratch["q_here"].at[group]
     mine, other = scratch["turn"].at[group], scratch["turn"].at[1 - group]
     staging = scratch["staging"].at[group] if shape.interpret else None
 
     def fetch_q(turn: jax.Array) -> None:
-        item = _Item(turn, tiles, shape)
+        item = _Item(turn, tiles, sizes)
         mosaic.copy_in(q.at[mosaic.ds(item.eight * 8 + group * ROWS, ROWS), item.head], q_tile, q_here)
 
     def one_item(turn: jax.Array, done: jax.Array) -> jax.Array:
-        item = _Item(turn, tiles, shape)
+        item = _Item(turn, tiles, sizes)
         position = item.position + group * ROWS  # of this consumer's first query; foreign ones may lie before 0
+        k_scale = None if scales is None else scales[0, item.kv_head]
         mosaic.wait(q_here)
 
         def at(t: jax.Array) -> tuple[Any, ...]:
             """The ring's places for tile t: keys, values and their barriers."""
-            stage = lax.rem(done + t - item.first_tile, jnp.int32(STAGES))
+            stage = sizes.stage(done + t - item.first_tile)
             return tuple(
                 scratch[name].at[stage] for name in ("k_ring", "k_here", "k_free", "v_ring", "v_here", "v_free")
             )
 
         def see(t: jax.Array) -> jax.Array:
-            kv = mosaic.iota((ROWS, TILE), 1) + t * TILE
-            query = mosaic.iota((ROWS, TILE), 0) + position
+            kv = mosaic.iota((ROWS, tile), 1) + t * tile
+            query = mosaic.iota((ROWS, tile), 0) + position
             seen = kv <= query if shape.causal else kv < item.reach
             return seen if shape.window is None else seen & (kv > query - shape.window)
 
         def softmax(s: jax.Array, t: jax.Array, high: jax.Array, total: jax.Array, masked: bool) -> Any:
-            return shape.softmax(s, high, total, see(t) if masked else None)
+            return shape.softmax(s, high, total, see(t) if masked else None, k_scale)
 
         def one_tile(t: jax.Array, carry: Any, masked: bool) -> Any:
             """Scores of tile t, and under their softmax the values of tile t - 1."""
@@ -191,7 +182,7 @@ def _consume(
             mosaic.wait(mine)
             mosaic.wait(k_here)
             acc, (p, fade, high, total) = mosaic.overlap(
-                q_tile, k_ring.transpose((1, 0)), (ROWS, TILE), acc, p, v_ring, staging,
+                q_tile, k_ring.transpose((1, 0)), (ROWS, tile), acc, p, v_ring, staging,
                 between=lambda: mosaic.wait(v_here), issued=lambda: mosaic.arrive(other), use=use,
             )  # fmt: skip
             mosaic.arrive(v_free)
@@ -206,7 +197,7 @@ def _consume(
         k_ring, k_here, k_free, *_ = at(item.first_tile)
         mosaic.wait(mine)
         mosaic.wait(k_here)
-        s = mosaic.matmul(q_tile, k_ring.transpose((1, 0)), (ROWS, TILE))
+        s = mosaic.matmul(q_tile, k_ring.transpose((1, 0)), (ROWS, tile))
         mosaic.arrive(other)
         mosaic.arrive(k_free)
         p, _, high, total = softmax(s, item.first_tile, high, total, True)
@@ -214,19 +205,20 @@ def _consume(
         first_masked = second = item.first_tile + 1
         if shape.window is None:
             seen_by_all = jnp.minimum(jnp.maximum(position + 1, 0), item.reach) if shape.causal else item.reach
-            first_masked = jnp.maximum(lax.div(seen_by_all, jnp.int32(TILE)), second)
+            first_masked = jnp.maximum(lax.div(seen_by_all, jnp.int32(tile)), second)
             carry = lax.fori_loop(second, first_masked, lambda t, c: one_tile(t, c, False), carry)
         carry = lax.fori_loop(first_masked, item.end_tile, lambda t, c: one_tile(t, c, True), carry)
         acc, p, _, total = carry
-        again = _Item(turn, tiles, shape)  # read twice: kept over the loop, the scalars would spill
+        again = _Item(turn, tiles, sizes)  # read twice: kept over the loop, the scalars would spill
         mosaic.when(turn + 1 < turns)(lambda: fetch_q(turn + 1))
         *_, v_ring, v_here, v_free = at(item.end_tile - 1)
         mosaic.wait(v_here)
-        _clean(group, item, v_ring, scratch["cleaned"])
+        _clean(tile, group, item, v_ring, scratch["cleaned"])
         acc = mosaic.accumulate(acc, p, v_ring, staging)
         mosaic.arrive(v_free)
-        acc = acc * lax.broadcast_in_dim(1.0 / jnp.maximum(total, 1e-30), acc.shape, [0])
-        _store(shape, group, again, acc.astype(q_tile.dtype), out, scratch)
+        v_scale = 1.0 if scales is None else scales[1, again.kv_head]
+        acc = acc * lax.broadcast_in_dim(v_scale / jnp.maximum(total, 1e-30), acc.shape, [0])
+        _store(group, again, acc.astype(out.dtype), out, scratch)
         return done + item.end_tile - item.first_tile
 
     @mosaic.when(turns > 0)
@@ -239,47 +231,50 @@ def _consume(
     mosaic.store_done()
 
 
-def _clean(group: jax.Array, item: _Item, v_ring: Any, cleaned: Any) -> None:
+def _clean(tile: int, group: jax.Array, item: _Item, v_ring: Any, cleaned: Any) -> None:
     """Zeroes what the last tile's tail, never written by anyone, may hold: 0 * NaN would reach the sums."""
-    valid = item.reach - (item.end_tile - 1) * TILE
+    valid = item.reach - (item.end_tile - 1) * tile
 
-    @mosaic.when(valid < TILE)
+    @mosaic.when(valid < tile)
     def _() -> None:
-        mosaic.zero_rows_from(v_ring.at[mosaic.ds(group * ROWS, ROWS)], valid - group * ROWS)
+        @mosaic.when(group * ROWS < tile)
+        def _() -> None:
+            first = group * ROWS if tile > ROWS else 0
+            mosaic.zero_rows_from(v_ring.at[mosaic.ds(first, ROWS)], valid - first)
+
         mosaic.arrive(cleaned)
         mosaic.wait(cleaned)
 
 
-def _store(shape: Shape, group: jax.Array, item: _Item, values: jax.Array, out: Any, scratch: Any) -> None:
+def _store(group: jax.Array, item: _Item, values: jax.Array, out: Any, scratch: Any) -> None:
     first = item.token + group * ROWS
     low, high = jnp.maximum(item.low - first, 0), jnp.minimum(item.high - first, ROWS)
     whole = (low == 0) & (high == ROWS)
-    mosaic.store_done(reads_only=True)
+    size, width = values.shape[1], scratch["full"].shape[-1]
+
+    def columns(staged: Any, copy: Any) -> None:
+        for column in range(0, size, width):
+            mosaic.store_done(reads_only=True)
+            staged[...] = values[:, column : column + width] if width < size else values
+            mosaic.commit_smem()
+            copy(staged, mosaic.ds(column, width))
 
     @mosaic.when(whole)
     def _whole() -> None:
-        staged = scratch["full"].at[group]
-        staged[...] = values
-        mosaic.commit_smem()
-        mosaic.copy_out(staged, out.at[mosaic.ds(item.eight * 8 + group * ROWS, ROWS), item.head])
+        def copy(staged: Any, part: Any) -> None:
+            mosaic.copy_out(staged, out.at[mosaic.ds(item.eight * 8 + group * ROWS, ROWS), item.head, part])
+
+        columns(scratch["full"].at[group], copy)
 
     @mosaic.when(jnp.logical_not(whole) & (low < high))
     def _rows() -> None:
-        staged = scratch["partial"].at[group]
-        staged[...] = values
-        mosaic.commit_smem()
+        def some(staged: Any, at: jax.Array, rows: int, part: Any) -> jax.Array:
+            mosaic.copy_out(staged.at[mosaic.ds(at, rows)], out.at[mosaic.ds(first + at, rows), item.head, part])
+            return at + rows
 
-        def copy(at: jax.Array, rows: int) -> None:
-            mosaic.copy_out(staged.at[mosaic.ds(at, rows)], out.at[mosaic.ds(first + at, rows), item.head])
+        def copy(staged: Any, part: Any) -> None:
+            count = high - low
+            at = lax.fori_loop(0, lax.div(count, jnp.int32(8)), lambda _, at: some(staged, at, 8, part), low)
+            lax.fori_loop(0, lax.rem(count, jnp.int32(8)), lambda _, at: some(staged, at, 1, part), at)
 
-        def eights(i: jax.Array, at: jax.Array) -> jax.Array:
-            copy(at, 8)
-            return at + 8
-
-        def ones(i: jax.Array, at: jax.Array) -> jax.Array:
-            copy(at, 1)
-            return at + 1
-
-        count = high - low
-        at = lax.fori_loop(0, lax.div(count, jnp.int32(8)), eights, low)
-        lax.fori_loop(0, lax.rem(count, jnp.int32(8)), ones, at)
+        columns(scratch["partial"].at[group], copy)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
 
 from octavo.pallas_kernels.ragged_paged_attention.api import AttentionPlan, Tiles
+from octavo.pallas_kernels.ragged_paged_attention.kv_write import Scale, as_stored, write
 
 
 def attend(
@@ -27,34 +28,29 @@ def attend(
     window: int | None = None,
     soft_cap: float | None = None,
     sinks: Float[Array, " N"] | None = None,
-    k_scale: Float[Array, " K"] | float | None = None,
-    v_scale: Float[Array, " K"] | float | None = None,
+    k_scale: Scale = None,
+    v_scale: Scale = None,
 ) -> tuple[Float[Array, "T N H"], Shaped[Array, "blocks 2 K S H"]]:
     """Writes k and v into the cache, then attends; see `api` for the contract.
 
     Args:
       q: [T, N, H]; query head n reads kv head n // (N / K).
       k, v: [T, K, H], or both None to read what another layer wrote.
-      cache: [blocks, 2, K, S, H].
+      cache: [blocks, 2, K, S, H] in q's type, a narrower one, or the bytes of fp8 e4m3 as uint8.
       plan: from `prepare`.
       scale: of the scores.
       causal: a token sees itself and what came before; otherwise its whole row.
       window: tokens that a query sees, itself included.
       soft_cap: scores become soft_cap * tanh(scores / soft_cap).
       sinks: f32[N], a learned score per head that takes part in the softmax and has no value.
-      k_scale, v_scale: what stored keys and values are multiplied with, a number or f32[K].
+      k_scale, v_scale: what stored keys and values are multiplied with, above 0, a number or f32[K].
 
     Returns:
       ([T, N, H] in q's dtype, the cache). Padded tokens give zeros.
     """
-    # [blocks, 2K, S, H]: read and written in this form alone, so that XLA keeps it in place.
-    pages = cache.reshape(cache.shape[0], -1, *cache.shape[3:])
     if k is not None and v is not None:
-        new = jnp.stack([k, v], axis=1)  # [T, 2, K, H]
-        if k_scale is not None or v_scale is not None:
-            scales = jnp.stack([jnp.broadcast_to(1.0 if s is None else s, k.shape[1:2]) for s in (k_scale, v_scale)])
-            new = new / scales[None, :, :, None]
-        pages = _write(pages, new.astype(cache.dtype), plan)
+        cache = write(cache, k, v, plan, k_scale, v_scale)
+    pages = cache.reshape(cache.shape[0], -1, *cache.shape[3:])  # [blocks, 2K, S, H]
     score = _scores(scale, soft_cap, k_scale)
     see = _visible(causal, window)
     out = jnp.zeros(q.shape, q.dtype)
@@ -66,13 +62,6 @@ def attend(
         if tiles is not None:
             out = _attend_tiles(q, pages, plan, tiles, group, tile, out, score, see, window, sinks, v_scale)
     return out, pages.reshape(cache.shape)
-
-
-def _write(pages: jax.Array, new: jax.Array, plan: AttentionPlan) -> jax.Array:
-    """Puts [T, 2, K, H] where the plan says."""
-    side = jnp.arange(pages.shape[1], dtype=jnp.int32)[None, :]
-    where = plan.write_block[:, None], side, plan.write_offset[:, None]
-    return pages.at[where].set(new.reshape(new.shape[0], -1, new.shape[-1]))
 
 
 def _attend_tiles(
@@ -87,7 +76,7 @@ def _attend_tiles(
     see: Callable[[jax.Array, jax.Array, jax.Array], jax.Array],
     window: int | None,
     sinks: jax.Array | None,
-    v_scale: jax.Array | float | None,
+    v_scale: Scale,
 ) -> jax.Array:
     num_tokens, num_heads, head_size = q.shape
     num_kv_heads, block_size = pages.shape[1] // 2, pages.shape[2]
@@ -121,7 +110,9 @@ def _attend_tiles(
             block = jax.lax.dynamic_slice_in_dim(table, c * blocks, blocks, axis=1)[:, None, :]
             side = jnp.arange(num_kv_heads, dtype=jnp.int32)[None, :, None]
             keys, values = (  # [B, K, C, H], gathered page by page: no transpose
-                pages.at[block, at].get(mode="promise_in_bounds").reshape(group, num_kv_heads, chunk, head_size)
+                as_stored(pages.at[block, at].get(mode="promise_in_bounds"))
+                .reshape(group, num_kv_heads, chunk, head_size)
+                .astype(q.dtype)
                 for at in (side, side + num_kv_heads)
             )
             kv_position = c * chunk + jnp.arange(chunk, dtype=jnp.int32)[None, :]
@@ -133,9 +124,7 @@ def _attend_tiles(
             p = jnp.exp(s - base[..., None])
             fade = jnp.exp(high - base)
             values = jnp.where(live[:, None, :, None], values, 0)
-            pv = jnp.einsum(
-                "bkgtc,bkch->bkgth", p.astype(q.dtype), values.astype(q.dtype), preferred_element_type=jnp.float32
-            )
+            pv = jnp.einsum("bkgtc,bkch->bkgth", p.astype(q.dtype), values, preferred_element_type=jnp.float32)
             return new_high, total * fade + p.sum(axis=-1), acc * fade[..., None] + pv
 
         first_chunk = jnp.int32(0)
@@ -159,13 +148,11 @@ def _attend_tiles(
     return jax.lax.fori_loop(0, -(-tiles.num_active // group), one_group, out)
 
 
-def _scores(
-    scale: float, soft_cap: float | None, k_scale: jax.Array | float | None
-) -> Callable[[jax.Array, jax.Array], jax.Array]:
+def _scores(scale: float, soft_cap: float | None, k_scale: Scale) -> Callable[[jax.Array, jax.Array], jax.Array]:
     """([B, t, K, g, H], [B, K, C, H]) -> f32[B, K, g, t, C]."""
 
     def score(q: jax.Array, keys: jax.Array) -> jax.Array:
-        s = jnp.einsum("btkgh,bkch->bkgtc", q, keys.astype(q.dtype), preferred_element_type=jnp.float32) * scale
+        s = jnp.einsum("btkgh,bkch->bkgtc", q, keys, preferred_element_type=jnp.float32) * scale
         if k_scale is not None:
             s = s * jnp.broadcast_to(k_scale, keys.shape[1:2])[None, :, None, None, None]
         return s if soft_cap is None else soft_cap * jnp.tanh(s / soft_cap)

@@ -11,7 +11,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-PIECE_STEP = 64  # tokens: pieces begin and end at multiples of this (a row's last one at its end)
+PIECE_STEP = 64  # tokens
 MAX_PIECES = 32  # of one row, where many rows share the device
 PREFILL_TILE = 128  # query tokens
 FEW_PIECES = 2
@@ -28,12 +28,14 @@ class Workers:
       longest: tokens of a piece where other rows fill the device; half of that in a row of more than
         `FEW_PIECES` such pieces, which may be alone among short ones and must not hold up the step.
       shortest: tokens of a piece where none do.
+      step: pieces begin and end at multiples of so many tokens, a row's last one at its end.
     """
 
     lists: int
     kv_heads: int
     longest: int = 4096
     shortest: int = 128
+    step: int = PIECE_STEP
 
     def pieces(self, num_rows: int, max_len: int) -> int:
         """Most pieces that a row of at most `max_len` tokens is cut into."""
@@ -78,7 +80,7 @@ def plan_decode(lengths: jax.Array, max_len: int, workers: Workers) -> DecodeWor
     wanted = workers.wanted(num_rows)
 
     def share(parts: int) -> jax.Array:
-        return -(-lengths // (parts * PIECE_STEP)) * PIECE_STEP
+        return -(-lengths // (parts * workers.step)) * workers.step
 
     longest = jnp.where(lengths > FEW_PIECES * workers.longest, workers.longest // 2, workers.longest)
     size = jnp.clip(share(wanted), workers.shortest, longest)
@@ -86,7 +88,7 @@ def plan_decode(lengths: jax.Array, max_len: int, workers: Workers) -> DecodeWor
     count = -(-lengths // size)
     ends = jnp.cumsum(count, dtype=jnp.int32)
     piece = jnp.arange(num_rows * most, dtype=jnp.int32)
-    row = jnp.minimum(jnp.searchsorted(ends, piece, side="right").astype(jnp.int32), num_rows - 1)
+    row = jnp.minimum(jnp.searchsorted(ends, piece, side="right", method="compare_all").astype(jnp.int32), num_rows - 1)
     part = piece - (ends - count)[row]
     real = piece < ends[-1]
     start = part * size[row]
@@ -124,7 +126,7 @@ def _deal(cost: jax.Array, num_pieces: jax.Array, workers: Workers) -> jax.Array
     total = 2 * jnp.sum(cost, dtype=jnp.int32) * heads
     w = jnp.arange(lists + 1, dtype=jnp.int32)
     target = total // lists * w + total % lists * w // lists  # total * w may not fit
-    first = jnp.searchsorted(middle.reshape(-1), target, side="left").astype(jnp.int32)
+    first = jnp.searchsorted(middle.reshape(-1), target, side="left", method="compare_all").astype(jnp.int32)
     return jnp.minimum(first, num_pieces * heads)
 
 
@@ -162,7 +164,7 @@ def plan_prefill(
     ends = jnp.cumsum(counts, dtype=jnp.int32)
     most = (num_tokens + num_rows * (PREFILL_TILE + 6)) // PREFILL_TILE
     tile = jnp.arange(most, dtype=jnp.int32)
-    row = jnp.minimum(jnp.searchsorted(ends, tile, side="right").astype(jnp.int32), num_rows - 1)
+    row = jnp.minimum(jnp.searchsorted(ends, tile, side="right", method="compare_all").astype(jnp.int32), num_rows - 1)
     token = aligned[row] + (tile - (ends - counts)[row]) * PREFILL_TILE
     low, high = jnp.maximum(token, begin[row]), jnp.minimum(token + PREFILL_TILE, end[row])
     position = kv_lens[row] - (end - begin)[row] + token - begin[row]

@@ -62,12 +62,14 @@ def test_stop_strings_need_text() -> None:
 
 def test_what_a_request_needs_of_the_device() -> None:
     plain = [{}, {"temperature": 0.0}, {"seed": 1}, {"top_p": 1}, {"top_k": -1}, {"temperature": 0, "top_k": 3}]
-    assert not any(SamplingParams(**p).needs_full_sampler or SamplingParams(**p).needs_constrained_row for p in plain)
-    full = [{"top_k": 1}, {"top_p": 0.9}, {"min_p": 0.1}, {"logit_bias": {1: 1}}, {"bad_words": ["a"]}]
-    full += [{"min_tokens": 1}]
-    assert all(SamplingParams(**p).needs_full_sampler and not SamplingParams(**p).needs_constrained_row for p in full)
+    for params in (SamplingParams(**p) for p in plain):
+        assert not (params.changes_logits or params.cuts_tail or params.needs_constrained_row)
+    for params in (SamplingParams(**p) for p in ({"top_k": 1}, {"top_p": 0.9}, {"min_p": 0.1})):
+        assert params.cuts_tail and not params.changes_logits
+    for params in (SamplingParams(**p) for p in ({"logit_bias": {1: 1}}, {"bad_words": ["a"]}, {"min_tokens": 1})):
+        assert params.changes_logits and not (params.cuts_tail or params.needs_constrained_row)
     rows = [{"presence_penalty": 1}, {"frequency_penalty": -1}, {"repetition_penalty": 1.1}, {"allowed_token_ids": [1]}]
-    assert all(SamplingParams(**p).needs_full_sampler and SamplingParams(**p).needs_constrained_row for p in rows)
+    assert all(SamplingParams(**p).changes_logits and SamplingParams(**p).needs_constrained_row for p in rows)
 
 
 def test_decoded_params_are_checked_as_well() -> None:

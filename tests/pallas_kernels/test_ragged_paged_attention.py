@@ -126,6 +126,47 @@ def test_scales():
     np.testing.assert_allclose(out[:real], expected[:real], atol=5e-6)
 
 
+@pytest.mark.parametrize("form", ["float8_e4m3fn", "uint8"])
+@pytest.mark.parametrize("name", ["decode", "mixed", "mixed_window", "mixed_sinks_soft_cap"])
+def test_fp8_cache(name, form):
+    """Values that fp8 holds exactly come back exactly, as an array of that type or of its bytes; NaN elsewhere."""
+    case = next(c for c in SMALL_CASES if c.name == name)
+    inputs = make_inputs(case)
+    scales = np.array([[0.5, 4.0], [2.0, 2.0]], np.float32)  # [2, K]: powers of 2, so that exact stays exact
+
+    def rounded(x: np.ndarray, side_axis: int) -> np.ndarray:
+        """What comes back of x, whose axes from side_axis on are 2, K, …"""
+        by = scales.reshape(2, 2, *[1] * (x.ndim - side_axis - 2))
+        return np.asarray((x / by).astype(jnp.float8_e4m3fn).astype(np.float32) * by)
+
+    inputs["dense"] = [rounded(dense.swapaxes(0, 1), 1).swapaxes(0, 1) for dense in inputs["dense"]]
+    stored = jnp.asarray(inputs["cache"] / scales[:, :, None, None]).astype(jnp.float8_e4m3fn)
+    given = stored if form == "float8_e4m3fn" else stored.view(jnp.uint8)
+    out, cache = run(case, dict(inputs, cache=given), k_scale=jnp.asarray(scales[0]), v_scale=jnp.float32(2.0))
+    real = inputs["cu_q_lens"][-1]
+    np.testing.assert_allclose(out[:real], dense_attention(case, inputs)[:real], atol=5e-6)
+    assert not out[real:].any() and cache.dtype == given.dtype
+    read = cache.view(jnp.float8_e4m3fn).astype(np.float32) * scales[:, :, None, None]
+    for r, (_, length) in enumerate(case.rows):
+        position = np.arange(length)
+        block = inputs["block_tables"][r, position // case.block_size]
+        found = read[block, :, :, position % case.block_size]  # [length, 2, K, H]
+        np.testing.assert_array_equal(found.swapaxes(0, 1), inputs["dense"][r])
+
+
+def test_fp8_saturates():
+    """Beyond the largest number of e4m3, 448, the largest is kept; a plain conversion would give NaN."""
+    case = next(c for c in SMALL_CASES if c.name == "decode_one_row")
+    inputs = make_inputs(case)
+    shape = inputs["k"].shape
+    k, v = np.full(shape, 1e6, np.float32), np.full(shape, -1e6, np.float32)
+    _, cache = run(case, dict(inputs, k=k, v=v, cache=jnp.asarray(inputs["cache"]).astype(jnp.float8_e4m3fn)))
+    position = case.rows[0][1] - 1
+    block = inputs["block_tables"][0, position // case.block_size]
+    written = cache[block, :, :, position % case.block_size].astype(np.float32)
+    assert (written[0] == 448).all() and (written[1] == -448).all()
+
+
 def test_work_follows_the_tokens_attended():
     """Inner iterations, counted: no more than the tokens need, plus one group's longest row."""
     tiling = op.Tiling(chunk=32, decode_group=4, tile=8, prefill_group=1)

@@ -10,6 +10,7 @@ import gguf.quants
 import numpy as np
 
 _CODES = {"u32": (4, "<I"), "i32": (5, "<i"), "f32": (6, "<f"), "u64": (10, "<Q"), "u8": (0, "<B")}
+_KINDS = {"tokenizer.ggml.token_type": "i32"}  # where llama.cpp insists
 
 
 def string(text: str | bytes) -> bytes:
@@ -25,7 +26,7 @@ def value(item: Any, kind: str | None = None) -> bytes:
     if isinstance(item, str):
         return struct.pack("<I", 8) + string(item)
     if isinstance(item, list):
-        entries = [value(entry) for entry in item]
+        entries = [value(entry, kind) for entry in item]
         return struct.pack("<I", 9) + entries[0][:4] + struct.pack("<Q", len(item)) + b"".join(e[4:] for e in entries)
     code, form = _CODES[kind or ("f32" if isinstance(item, float) else "u32")]
     return struct.pack("<I", code) + struct.pack(form, item)
@@ -48,14 +49,21 @@ def write_gguf(
     version: int = 3,
     alignment: int = 32,
 ) -> None:
-    """Writes float32 arrays in the named types (F32, F16, BF16, Q8_0, Q4_0, Q4_1)."""
+    """Writes float32 arrays in the named types (F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1); u8 arrays as they are.
+
+    An array of u8 holds the packed bytes of each row.
+    """
     body, data = b"", b""
     for name, (array, kind) in tensors.items():
         quantization = gguf.GGMLQuantizationType[kind]
-        packed = gguf.quants.quantize(np.ascontiguousarray(array, np.float32), quantization).tobytes()
-        body += tensor(name, list(reversed(array.shape)), quantization.value, len(data))
+        if array.dtype == np.uint8:
+            packed, shape = array.tobytes(), gguf.quant_shape_from_byte_shape(array.shape, quantization)
+        else:
+            packed = gguf.quants.quantize(np.ascontiguousarray(array, np.float32), quantization).tobytes()
+            shape = array.shape
+        body += tensor(name, list(reversed(shape)), quantization.value, len(data))
         data += packed + bytes(-len(packed) % alignment)
     keys = dict(metadata) | ({"general.alignment": alignment} if alignment != 32 else {})
     head = header(len(tensors), len(keys), version)
-    head += b"".join(string(key) + value(item) for key, item in keys.items()) + body
+    head += b"".join(string(key) + value(item, _KINDS.get(key)) for key, item in keys.items()) + body
     path.write_bytes(head + bytes(-len(head) % alignment) + data)

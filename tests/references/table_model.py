@@ -43,6 +43,7 @@ class TableModel:
       generation_config: generation_config.json, None for no such file.
       pieces: what the ids after the 256 bytes spell.
       max_position: the model's context.
+      poison: a token behind which nothing is a number; its request ends with an error.
     """
 
     table: dict[int, int | dict[int, float]]
@@ -54,6 +55,7 @@ class TableModel:
     generation_config: dict | None = None
     pieces: Sequence[bytes] = PIECES
     max_position: int = 8192
+    poison: int | None = None
 
     def text(self, token_ids: Sequence[int]) -> str:
         """What those tokens spell together, special ones by name."""
@@ -116,7 +118,10 @@ class TableModel:
         weights |= {f"{layer}mlp.{name}.weight": np.zeros(shape, np.float32) for name, shape in shapes.items()}
         norms = ("model.norm", f"{layer}input_layernorm", f"{layer}post_attention_layernorm")
         weights |= {f"{name}.weight": np.ones(d, np.float32) for name in norms}
+        embedding = np.eye(d, dtype=np.float32)
+        if self.poison is not None:
+            embedding[self.poison] = np.nan
         return weights | {
-            "model.embed_tokens.weight": np.eye(d, dtype=np.float32),
+            "model.embed_tokens.weight": embedding,
             "lm_head.weight": head.astype(np.float32),
         }

@@ -61,6 +61,26 @@ def test_defaults_may_be_replaced() -> None:
     assert "(default: 9)" in parser.format_help()
 
 
+def test_several_strings() -> None:
+    @dataclasses.dataclass
+    class Names:
+        """Attributes:
+        names: some.
+        """
+
+        names: tuple[str, ...] = ("default",)
+
+    parser = argparse.ArgumentParser()
+    add_config_flags(parser, Names, aliases={"names": ("--called",)})
+    assert parser.parse_args([]).names == ("default",)
+    given = parser.parse_args(["--names", "a", "b", "--called", "c", "--names", '["d", "e"]'])
+    assert given.names == ("a", "b", "c", "d", "e")
+    assert parser.parse_args(["--names", "a"]).names == ("a",)  # nothing is left from before
+    add_config_flags(other := argparse.ArgumentParser(), Names, only_given=True)
+    assert not vars(other.parse_args([]))
+    assert "(default: default)" in other.format_help()
+
+
 def test_a_type_without_a_spelling() -> None:
     @dataclasses.dataclass
     class Odd:

