@@ -4,8 +4,6 @@ python -m benchmarks.kernels [--cases NAME ...] [--out benchmarks/results/h200/k
 
 Each case is called several times in one jitted program, on blocks of a pool of more than 220 MB, so
 that nothing comes from the L2 cache, and each call waits for the one before (pallas_kernels/timing.py).
-Times are medians of bursts of 20 ms at the full clock; rows named …_sustained are under half a second of
-load, where the card's power limit lowers the clock.
 `tbps` counts the keys and values read once; `tfps` the products inside the causal mask; `ratio` is to
 the ceiling measured in the same run: the better of a copy and a reduction, or a bfloat16 matrix
 product. `rel_err` is the norm of the difference to a float32 softmax over the norm of that; for sampling,
@@ -44,7 +42,6 @@ from octavo.pallas_kernels.ragged_paged_attention.timing import (
 from octavo.pallas_kernels.timing import Ceilings, measure_ceilings, versions
 
 COMPILERS = 8  # threads
-SUSTAINED = ("prefill_1x8192", "prefill_1x32768")  # what needs the most power: timed under lasting load too
 
 
 def attention_values(case: Case, seconds: float, ceilings: Ceilings) -> dict[str, float]:
@@ -78,9 +75,6 @@ def run_attention(
             values = attention_values(case, bench.seconds(program, q, cache), ceilings)
         values["rel_err"] = relative_error(bench, q, cache, one)
         report(case.name, values)
-        if case.name in SUSTAINED and program is not None:
-            lasting = attention_values(case, bench.seconds(program, q, cache, sustained=True), ceilings)
-            report(f"{case.name}_sustained", lasting)
         del q, cache
         gc.collect()
         if torch != "none" and program is not None:

@@ -39,7 +39,8 @@ class EngineConfig:
       max_logprobs: the most top log-probabilities that a request may ask for.
       max_constrained_rows: requests with penalties or allowed ids that run at once; by default max_num_seqs.
       async_scheduling: dispatch a step before the last one's tokens are known.
-      attention_backend, sampling_backend: auto, or the name of an implementation.
+      attention_backend: auto, or the name of an implementation.
+      sampling_backend: auto or reference (jnp), or mosaic_gpu on Hopper.
       decode_rungs, token_rungs: row counts of decode-only programs and token counts
         of mixed ones; chosen for the device by default.
       generation_config: auto takes the model's sampling defaults, vllm ignores them.

@@ -1,8 +1,8 @@
 """How kernels are timed, and what the device can do at most. Knows no op.
 
 A program holds many calls, each fed with what the one before gave, so that it is one CUDA graph in
-which calls neither overlap nor wait for the host. Several programs are queued in a burst; a time is the
-median over bursts of their whole time divided by the calls.
+which calls neither overlap nor wait for the host. Several programs are queued; a time is the median over
+repetitions of their whole time divided by the calls.
 """
 
 import dataclasses
@@ -17,45 +17,20 @@ import jax.numpy as jnp
 POOL_BYTES = 220_000_000  # more than any L2 cache: what a program reads comes from memory
 QUEUED = 8
 REPEATS = 7
-BURST = 0.02  # seconds: over longer ones an H200 reaches its power limit and lowers its clock by 13 %
-PAUSE = 0.05
 
 
 def seconds_per_call(program: Callable[[], Any], calls: int, *, queued: int = QUEUED, repeats: int = REPEATS) -> float:
-    """Median time of one of the `calls` calls in `program`, in short bursts with pauses: that of the full clock.
-
-    A burst is timed against one twice as long, so that what starting and waiting cost drops out.
-
-    Args:
-      program: dispatches all calls.
-      calls: how many those are.
-      queued: programs in a short burst, at most; fewer if they would take longer than BURST.
-      repeats: pairs of bursts.
-    """
-    jax.block_until_ready(program())
-    queued = max(1, min(queued, round(BURST / _burst(program, 1))))
+    """Median time of one of the `calls` calls in `program`."""
+    for _ in range(2):
+        jax.block_until_ready(program())
     times = []
     for _ in range(repeats):
-        time.sleep(PAUSE)
-        short = _burst(program, queued)
-        times.append((_burst(program, 2 * queued) - short) / (queued * calls))
+        start = time.perf_counter()
+        for _ in range(queued):
+            last = program()
+        jax.block_until_ready(last)
+        times.append((time.perf_counter() - start) / (queued * calls))
     return statistics.median(times)
-
-
-def sustained_seconds_per_call(program: Callable[[], Any], calls: int, *, seconds: float = 0.5) -> float:
-    """The same without a pause for half a second, which is what a server under load sees."""
-    jax.block_until_ready(program())
-    queued = max(2, round(seconds / 2 / _burst(program, 1)))
-    _burst(program, queued)
-    return _burst(program, queued) / (queued * calls)
-
-
-def _burst(program: Callable[[], Any], queued: int) -> float:
-    start = time.perf_counter()
-    for _ in range(queued):
-        last = program()
-    jax.block_until_ready(last)
-    return time.perf_counter() - start
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ from octavo.pallas_kernels.ragged_paged_attention.api import AttentionPlan
 from octavo.pallas_kernels.ragged_paged_attention.cases import Case
 from octavo.pallas_kernels.ragged_paged_attention.dispatch import Heads, Implementation
 from octavo.pallas_kernels.ragged_paged_attention.kv_write import as_stored
-from octavo.pallas_kernels.timing import POOL_BYTES, seconds_per_call, sustained_seconds_per_call
+from octavo.pallas_kernels.timing import POOL_BYTES, seconds_per_call
 
 MAX_MODEL_LEN = 9216
 FP8_SCALE = 0.25
@@ -115,8 +115,8 @@ class Bench:
         cache = normal(keys[1], self.cache_shape, jnp.dtype(case.kv_dtype))
         return q, jax.lax.bitcast_convert_type(cache, api.cache_dtype(case.kv_dtype))
 
-    def seconds(self, compiled: Any, q: jax.Array, cache: jax.Array, *, sustained: bool = False) -> float:
-        """Of one call; `sustained`: under a load that lasts."""
+    def seconds(self, compiled: Any, q: jax.Array, cache: jax.Array) -> float:
+        """Of one call."""
         plan, tables = jax.device_put((self.plan, self.tables))
         state = [jnp.copy(q)]
 
@@ -124,7 +124,7 @@ class Bench:
             state[0] = compiled(state[0], cache, plan, tables)
             return state[0]
 
-        return (sustained_seconds_per_call if sustained else seconds_per_call)(run, self.calls)
+        return seconds_per_call(run, self.calls)
 
 
 def make_bench(case: Case, chosen: Implementation, *, calls: int | None = None, seed: int = 0) -> Bench:

@@ -22,7 +22,6 @@ METRICS = {"us", "tbps", "tfps", "ratio", "rel_err"}
 def quick(monkeypatch):
     monkeypatch.setattr(attention_timing, "POOL_BYTES", 100_000)
     monkeypatch.setattr(attention_timing, "calls_of", lambda case: 2)
-    monkeypatch.setattr(timing, "PAUSE", 0.0)
     monkeypatch.setattr(timing.seconds_per_call, "__kwdefaults__", {"queued": 1, "repeats": 1})
 
 

@@ -6,6 +6,8 @@ import pytest
 
 from octavo.configs.errors import ConfigError
 from octavo.configs.scheduler import SchedulerConfig
+from octavo.engine.admission import level_of
+from octavo.engine.buckets import VARIANTS
 from octavo.engine.errors import RequestError
 from octavo.engine.request import Request, SamplingParams
 from tests.references.fake_device import VOCAB
@@ -115,3 +117,17 @@ def test_bad_config_is_refused() -> None:
     ):  # fmt: skip
         with pytest.raises(ConfigError):
             SchedulerConfig(**{**good, **change})
+
+
+@pytest.mark.parametrize("cuts_are_plain", [False, True])
+def test_what_a_request_needs_of_a_program(cuts_are_plain: bool) -> None:
+    """Cuts are plain where the sampler says so; what changes logits never is."""
+
+    def level(**params: object) -> str:
+        request = Request(request_id="a", prompt_token_ids=[1], params=SamplingParams(max_tokens=1, **params))
+        return VARIANTS[level_of(request, cuts_are_plain)]
+
+    assert level() == level(temperature=0, top_k=5) == level(temperature=0.7) == "plain"
+    assert level(top_k=5) == level(top_p=0.9) == level(min_p=0.1) == ("plain" if cuts_are_plain else "full")
+    assert level(logit_bias={1: 1.0}) == level(top_k=5, min_tokens=1) == level(presence_penalty=1.0) == "full"
+    assert level(logprobs=1, top_k=5) == "logprobs"

@@ -19,7 +19,7 @@ from octavo.pallas_kernels.ragged_paged_attention import mosaic_gpu
 from octavo.pallas_kernels.ragged_paged_attention.parameters import Parameters
 
 TARGET = pathlib.Path(__file__).with_name("h200.txtpb")
-BLOCKS, CORES, MAX_LEN = 4096, 132, 9216
+BLOCKS, CORES, MAX_LEN = 16384, 132, 9216
 
 
 @dataclasses.dataclass(frozen=True)
