@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from octavo.pallas_kernels.ragged_paged_attention.dispatch import HOPPER
-from octavo.pallas_kernels.sample import reference
+from octavo.pallas_kernels.devices import is_hopper
+from octavo.pallas_kernels.sample import choose, reference
 from octavo.pallas_kernels.sample.api import Cuts, Sample, Settings
 from octavo.pallas_kernels.timing import Ceilings, seconds_per_call
 
@@ -19,13 +19,11 @@ TEMPERATURE, TOP_K, TOP_P = 0.8, 50, 0.9
 CASES = ("sample_greedy", "sample_full")
 
 
-def implementation() -> Sample:
+def implementation(vocabulary: int) -> Sample:
+    """The Mosaic one where it can run, which is what these rows are about."""
     device = jax.devices()[0]
-    if device.platform == "gpu" and device.compute_capability == HOPPER:
-        from octavo.pallas_kernels.sample import mosaic_gpu
-
-        return mosaic_gpu.sample
-    return reference.sample
+    backend = "mosaic_gpu" if is_hopper(device) else "reference"
+    return choose(backend, device.platform, vocabulary, device).sample
 
 
 def settings_for(case: str, rows: int) -> Settings:
@@ -55,7 +53,7 @@ def run_sampling(
     copies = CALLS  # the same logits twice, and the compiler would read them once
     made = jax.jit(lambda key: jax.random.normal(key, (rows, vocabulary)) * 3)
     logits = tuple(made(key) for key in jax.random.split(jax.random.key(0), copies))
-    one = jax.jit(functools.partial(implementation(), drawable=vocabulary))
+    one = jax.jit(functools.partial(implementation(vocabulary), drawable=vocabulary))
     for case in cases:
         settings = settings_for(case, rows)
         seconds = _seconds(one, logits, settings)

@@ -6,14 +6,13 @@ The op itself is an argument (`ctx.attend`), chosen at start-up; this module kno
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
 from octavo.configs.cache import KVSpec
 from octavo.configs.model import ModelConfig
 from octavo.models_flax.inputs import ForwardContext
-from octavo.models_flax.layers import Linear, RMSNorm, param
+from octavo.models_flax.layers import Linear, RMSNorm
 from octavo.models_flax.rope import rotate
 
 
@@ -23,15 +22,9 @@ class Attention(nnx.Module):
     q, k and v are one array [D, K, N / K + 2, H], which shards over K: the queries of
     a key/value head, then its key, then its value. So query head n belongs to
     key/value head n // (N / K).
-
-    Args:
-      config: sizes and options.
-      qk_norm: an RMSNorm over each head of queries and keys.
-      dtype: of weights and activations.
-      kv_scales: the checkpoint has scales f32[2, K] of keys and values for an fp8 cache; without, they are 1.
     """
 
-    def __init__(self, config: ModelConfig, *, qk_norm: bool, dtype: DTypeLike, kv_scales: bool = False) -> None:
+    def __init__(self, config: ModelConfig, *, qk_norm: bool, dtype: DTypeLike) -> None:
         heads, kv_heads, size = config.num_heads, config.num_kv_heads, config.head_dim
         self.queries_per_kv = heads // kv_heads
         self.scale = size**-0.5
@@ -51,7 +44,6 @@ class Attention(nnx.Module):
         )
         self.q_norm = RMSNorm(size, "head", eps=config.rms_norm_eps, dtype=dtype) if qk_norm else None
         self.k_norm = RMSNorm(size, "head", eps=config.rms_norm_eps, dtype=dtype) if qk_norm else None
-        self.kv_scale = param((2, kv_heads), (None, "kv_heads"), jnp.float32) if kv_scales else None
 
     def __call__(
         self, x: jax.Array, rope: tuple[jax.Array, jax.Array], ctx: ForwardContext, cache: Any, group: int
@@ -63,10 +55,7 @@ class Attention(nnx.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = rotate(q, *rope), rotate(k, *rope)
-        scales = {}
-        if self.kv_scale is not None:
-            scales["k_scale"], scales["v_scale"] = self.kv_scale.get_value()
-        out, cache = ctx.attend(q, k, v, cache, ctx.plans[group], scale=self.scale, **scales)
+        out, cache = ctx.attend(q, k, v, cache, ctx.plans[group], scale=self.scale)
         return self.out(out, ctx), cache
 
 

@@ -153,6 +153,10 @@ class Tuner:
         error, limit = relative_error(bench, q, cache), ERROR_LIMITS[cache.dtype.itemsize]
         return None if error <= limit else f"relative error {error:.1e}, at most {limit:.1e} is right"
 
+    def skipped(self, change: dict[str, int | None], why: str) -> None:
+        """Says it above the bar."""
+        self.bar.write(f"{change} skipped: {why}")
+
     def _bench(self, case: Case, parameters: Parameters) -> Any:
         device = jax.devices()[0]
         chosen = dispatch.hopper(heads_of(case), device, parameters)
@@ -183,8 +187,7 @@ def main() -> None:
         for kv_dtype in args.kv_dtypes:
             with tqdm.tqdm(total=steps, desc=f"{OP}, head size {head_size}, {kv_dtype}") as bar:
                 tuner = Tuner(head_size, kv_dtype, bar, deadline)
-                tell = lambda change, why: bar.write(f"{change} skipped: {why}")  # noqa: E731
-                best, gain = search(GROUPS, tuner.measure, tuner.check, tell)
+                best, gain = search(GROUPS, tuner.measure, tuner.check, tuner.skipped)
             changed = {k: v for k, v in dataclasses.asdict(best).items() if v != getattr(DEFAULT, k)}
             print(f"head size {head_size}, {kv_dtype}: {changed or 'the defaults'}, {gain:.1%} faster on average")
             entry = {

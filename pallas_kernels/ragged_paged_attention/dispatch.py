@@ -7,6 +7,7 @@ import jax
 
 from octavo.configs.errors import ConfigError
 from octavo.pallas_kernels import tuning
+from octavo.pallas_kernels.devices import NEEDS_HOPPER, is_hopper
 from octavo.pallas_kernels.ragged_paged_attention import reference
 from octavo.pallas_kernels.ragged_paged_attention.api import Attend, MakeCacheSpec, Tiling, cache_spec
 from octavo.pallas_kernels.ragged_paged_attention.parameters import DEFAULT, Parameters
@@ -14,7 +15,6 @@ from octavo.pallas_kernels.ragged_paged_attention.parameters import DEFAULT, Par
 logger = logging.getLogger(__name__)
 
 BACKENDS = ("auto", "reference", "mosaic_gpu", "tpu")
-HOPPER = "9.0"
 OP = "ragged_paged_attention"  # in files of tuned parameters
 
 
@@ -85,8 +85,8 @@ def hopper(
       heads, device: as in `choose`.
       parameters: by default those tuned for the device.
     """
-    if device is None or device.platform != "gpu" or device.compute_capability != HOPPER:
-        return f"it needs a GPU of compute capability {HOPPER}"
+    if not is_hopper(device):
+        return NEEDS_HOPPER
     if heads is None:
         return "the shapes are not known"
     # Imported where it can run: Mosaic's dialects take half a second of every start.

@@ -7,13 +7,13 @@ import logging
 import jax
 
 from octavo.configs.errors import ConfigError
+from octavo.pallas_kernels.devices import NEEDS_HOPPER, is_hopper
 from octavo.pallas_kernels.sample import reference
 from octavo.pallas_kernels.sample.api import Sample
 
 logger = logging.getLogger(__name__)
 
 BACKENDS = ("auto", "reference", "mosaic_gpu")
-HOPPER = "9.0"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,8 +60,8 @@ def choose(backend: str, platform: str, size: int, device: jax.Device | None = N
 
 def _hopper(size: int, dtype: str, device: jax.Device | None) -> Sampler | str:
     """The Mosaic implementation, or why it cannot be used."""
-    if device is None or device.platform != "gpu" or device.compute_capability != HOPPER:
-        return f"it needs a GPU of compute capability {HOPPER}"
+    if not is_hopper(device):
+        return NEEDS_HOPPER
     # Imported where it can run: Mosaic's dialects take half a second of every start.
     from octavo.pallas_kernels.sample import mosaic_gpu
 
