@@ -44,7 +44,8 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
       max_num_batched_tokens: token budget of a step.
       block_size: tokens in one KV block.
       num_blocks: KV blocks, the null block included.
-      dtype: of weights, activations and cache.
+      dtype: of weights and activations.
+      kv_dtype: of the cache.
       platform: cpu, gpu or tpu.
       device_kind: the device's name.
       architecture: of the model, as its config.json names it.
@@ -59,6 +60,7 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int
     num_blocks: int
     dtype: str
+    kv_dtype: str
     platform: str
     device_kind: str
     architecture: str

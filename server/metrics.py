@@ -138,7 +138,7 @@ class Metrics:
             "block_size": facts.block_size,
             "num_gpu_blocks": facts.num_blocks,
             "num_gpu_blocks_override": config.num_gpu_blocks_override,
-            "cache_dtype": facts.dtype,
+            "cache_dtype": facts.kv_dtype,
             "enable_prefix_caching": config.enable_prefix_caching,
             "gpu_memory_utilization": config.gpu_memory_utilization,
         }

@@ -74,6 +74,7 @@ FACTS = EngineFacts(
     block_size=16,
     num_blocks=64,
     dtype="float32",
+    kv_dtype="float32",
     platform="cpu",
     device_kind="cpu",
     architecture="LlamaForCausalLM",

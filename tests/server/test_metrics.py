@@ -57,7 +57,8 @@ def described(metrics: Metrics) -> Metrics:
         max_num_batched_tokens=1,
         block_size=16,
         num_blocks=99,
-        dtype="float32",
+        dtype="bfloat16",
+        kv_dtype="float8_e4m3fn",
         platform="cpu",
         device_kind="cpu",
         architecture="A",
@@ -75,6 +76,10 @@ def test_vllms_names_are_there_from_the_start(repository: pathlib.Path) -> None:
     for name in names:
         if name.startswith("octavo:") and not name.endswith("_created"):
             assert re.search(rf"`{name}(_total)?`", documented), f"{name} is not in docs/serving.md"
+
+
+def test_the_cache_says_its_own_type() -> None:
+    assert 'cache_dtype="float8_e4m3fn"' in described(Metrics("m")).render()[0].decode()
 
 
 def test_counters_follow_the_engine_and_never_shrink() -> None:
